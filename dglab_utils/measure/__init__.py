@@ -1,0 +1,1 @@
+"""Timing: warm, paired, with its spread."""

@@ -1,0 +1,1 @@
+"""What is run: named shapes, loading."""

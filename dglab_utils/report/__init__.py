@@ -1,0 +1,1 @@
+"""Results on disk, figures, verdicts, the canvas viewer and the explorables."""

@@ -1,0 +1,1 @@
+"""The `dglab` command: execution of notebooks and publishing them as pages."""

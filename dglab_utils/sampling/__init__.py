@@ -1,0 +1,1 @@
+"""How a canvas is denoised, observed without disturbing it."""
