@@ -1,0 +1,127 @@
+"""The `dglab` command: list, run, book, lab.
+
+Exit status: 0 done, 1 a notebook failed or the book was refused, 2 bad input (nothing was run), 130 on Ctrl-C.
+Everything slow (papermill, Sphinx) is imported by the command that needs it, after its arguments were checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dglab_utils import __version__
+from dglab_utils.errors import LabError
+from dglab_utils.paths import BUILD, NOTEBOOKS
+from dglab_utils.runs.catalogue import notebooks_in, overrides, plans, profile_path, read_profile, select
+
+RUNS = BUILD / "runs"
+CELL_TIMEOUT = 3600  # s; the longest measurement on a slow machine stays below
+EXIT_INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except LabError as error:
+        for line in str(error).splitlines():
+            print(f"dglab: {line}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("dglab: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def list_notebooks(options: argparse.Namespace) -> int:
+    notebooks = select(options.names, notebooks_in(options.notebooks))
+    for notebook in notebooks:
+        print(f"{notebook.name}\n    {notebook.question}")
+        left = [f"{p.name}: {p.annotation} = {p.default!r}" for p in notebook.parameters]
+        width = max(map(len, left), default=0)
+        for text, parameter in zip(left, notebook.parameters, strict=True):
+            print(f"      {text:<{width}}  {parameter.comment}" + (f" [{parameter.allowed}]" if parameter.allowed else ""))
+    profiles = sorted(path.stem for path in (options.notebooks / "profiles").glob("*.yaml"))
+    print(f"\nprofiles: {', '.join(profiles) or 'none'}")
+    return 0
+
+
+def run_notebooks(options: argparse.Namespace) -> int:
+    catalogue = notebooks_in(options.notebooks)
+    selected = select(options.names, catalogue)
+    profile = profile_path(options.profile, options.notebooks / "profiles")
+    planned = plans(selected, read_profile(profile, catalogue), overrides(options.parameters, selected))
+
+    from dglab_utils.runs.execute import INTERRUPTED, OK, run_all, summary
+
+    folder = options.runs / profile.stem
+    records = run_all(planned, profile.stem, folder, options.cell_timeout)
+    print(summary(records, folder))
+    if any(record.status == INTERRUPTED for record in records):
+        return EXIT_INTERRUPTED
+    return 0 if all(record.status == OK for record in records) else 1
+
+
+def make_book(options: argparse.Namespace) -> int:
+    profile = profile_path(options.profile, options.notebooks / "profiles")
+    if options.run and (status := run_notebooks(options)):
+        return status
+    from dglab_utils.runs.book import build_book
+
+    page = build_book(options.runs / profile.stem)
+    print(f"The book is built. Open it in a browser:\n  {os.path.relpath(page)}\n  {page.as_uri()}")
+    return 0
+
+
+def open_lab(options: argparse.Namespace) -> int:
+    # Kernelspecs of this environment before those a user has installed elsewhere.
+    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={options.notebooks}"]
+    return subprocess.run([*command, *options.options], env=environment).returncode
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dglab", description="Runs the lab's notebooks and builds its book.")
+    parser.add_argument("--version", action="version", version=f"dglab {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    folders = argparse.ArgumentParser(add_help=False)
+    folders.add_argument("--notebooks", type=Path, default=NOTEBOOKS, metavar="DIR", help="the notebooks' folder (default: the checkout's)")
+    profiles = argparse.ArgumentParser(add_help=False)
+    profiles.add_argument("--profile", default="quick", metavar="P", help="a named profile or a .yaml file (default: quick)")
+    profiles.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where runs are kept (default: build/runs)")
+    profiles.add_argument("--cell-timeout", type=_seconds, default=CELL_TIMEOUT, metavar="S", help="seconds one cell may take (default: %(default)s)")
+
+    listing = commands.add_parser("list", parents=[folders], help="the notebooks, their questions, parameters and profiles")
+    listing.add_argument("names", nargs="*", metavar="NAME", help="name, number or prefix of a notebook (default: all)")
+    listing.set_defaults(command=list_notebooks)
+
+    running = commands.add_parser("run", parents=[folders, profiles], help="run notebooks with papermill, all in one process")
+    running.add_argument("names", nargs="*", metavar="NAME", help="name, number or prefix of a notebook (default: all)")
+    running.add_argument(
+        "-p", dest="parameters", action="append", default=[], metavar="[NAME.]K=V", help="set a parameter; V is YAML: 3, [1, 2], cpu, null"
+    )
+    running.set_defaults(command=run_notebooks)
+
+    book = commands.add_parser("book", parents=[profiles], help="build the book from saved runs")
+    book.add_argument("--run", action="store_true", help="run every notebook first")
+    book.set_defaults(command=make_book, notebooks=NOTEBOOKS, names=[], parameters=[])
+
+    lab = commands.add_parser("lab", parents=[folders], help="open the notebooks in JupyterLab, on this machine only")
+    lab.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTION", help="passed on to JupyterLab, such as --no-browser")
+    lab.set_defaults(command=open_lab)
+    return parser
+
+
+def _seconds(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds, 1 or more")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
