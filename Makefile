@@ -53,7 +53,7 @@ lint: setup ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 .PHONY: normalise
 normalise: setup ## format the code, and strip from the notebooks what changes with every run
