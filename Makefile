@@ -7,17 +7,18 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
-# The first Python on the PATH that will do; python3 when none does, so that the message names it.
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+ifeq ($(origin PYTHON),undefined)
+# The first one on the PATH that will do; python3 when none does, so that the message names it.
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
     $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && exit; \
     done; echo python3)
+endif
 TORCH_INDEX ?=
 BIN := .venv/bin
 # Processes for the test suite; every notebook and test file stays in one of them.
 WORKERS ?= 2
 # Transformers releases that the sampling tests are tried against; the last one is the pin.
 COMPAT := 5.11.0 5.15.0 5.24.0
-NOTEBOOKS = $(wildcard notebooks/*.ipynb)
 
 # Without a PYTHON named by the user, a working environment of any supported Python is kept.
 INSTALL_FLAGS = $(if $(filter file,$(origin PYTHON)),--any-python) $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
@@ -59,7 +60,7 @@ lint: setup ## format, lint, types, and the direction of imports
 normalise: setup ## format the code, and strip from the notebooks what changes with every run
 	$(BIN)/ruff check --fix --exit-zero --quiet
 	$(BIN)/ruff format
-	$(if $(NOTEBOOKS),$(BIN)/python tests/notebook_guard.py --normalise $(NOTEBOOKS))
+	$(BIN)/python tests/notebook_guard.py --normalise notebooks/*.ipynb
 
 .PHONY: compat
 compat: $(COMPAT:%=compat-%) ## the sampling tests against the oldest supported Transformers, one between, and the pin
@@ -84,6 +85,6 @@ lock: ## write requirements.lock and requirements/compat-*.lock (needs the netwo
 
 .PHONY: clean
 clean: ## remove pages, executed notebooks and caches; environments and build/results stay
-	rm -rf _build book/_generated book/_static/vendor .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .jupyter_cache
+	rm -rf _build book/experiments book/_static/vendor .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .jupyter_cache
 	if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name results -exec rm -rf {} +; fi
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

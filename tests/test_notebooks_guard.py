@@ -75,8 +75,8 @@ def strip(cells: list[Any]) -> None:
 BAD: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "error": (lambda c: c[2].outputs.append(new_output("error", ename="KeyError")), "holds an error: KeyError"),
     "long cell": (lambda c: setattr(c[2], "source", "\n".join(["x = 1"] * 41)), "has 41 lines"),
-    "no parameters": (lambda c: c.pop(1), "0 code cells are tagged `parameters`"),
-    "two parameters": (lambda c: setattr(c[2], "metadata", {"tags": ["parameters"]}), "2 code cells are tagged `parameters`"),
+    "no parameters": (lambda c: c.pop(1), "0 code cells are tagged"),
+    "two parameters": (lambda c: setattr(c[2], "metadata", {"tags": ["parameters"]}), "2 code cells are tagged"),
     "no marker": (lambda c: c.pop(), "not tagged `complete`"),
     "marker not last": (lambda c: c.append(cell("1", printed("1\n"))), "not tagged `complete`"),
     "marker without output": (lambda c: set_outputs(c, -1), "no output `complete: example`"),
