@@ -205,3 +205,11 @@ def test_an_import_upwards_breaks_the_contract(tmp_path: Path, module: str, line
     )
     assert lint.returncode == 1, lint.stdout + lint.stderr
     assert "Six rooms, imports run downwards BROKEN" in lint.stdout
+
+
+def test_the_readme_example_runs(tmp_path: Path):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    run = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr
+    assert "positions accepted a step" in run.stdout
+    assert (tmp_path / "canvas.npz").exists()
