@@ -18,7 +18,7 @@ def write_notebook(folder: Path, name: str, *cells: str, parameters: str = PARAM
             v4.new_markdown_cell(f"# What does {name} ask?\n\nA first paragraph."),
             v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),
             *(v4.new_code_cell(source) for source in cells),
-        ]
+        ],
     )
     if complete:
         notebook.cells.append(v4.new_code_cell(f"print('complete: {name}')", metadata={"tags": ["complete"]}))

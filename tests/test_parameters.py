@@ -1,4 +1,4 @@
-"""The typed parameters cell: what is read from it, what is refused, and that every committed notebook has a good one."""
+"""The typed parameters cell: what is read from it, what is refused, and that each notebook has a good one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ prompts: list[str] = [
 def test_the_cell_is_read_as_written():
     found = {p.name: p for p in parameters_in(CELL, "n")}
     assert list(found) == ["seeds", "device", "growths", "steps", "limit", "keep", "bound", "width", "label", "prompts"]
-    assert (found["seeds"].comment, found["seeds"].allowed, found["seeds"].default) == ("how many seeds, from 0", "1..1000", 16)
+    assert (found["seeds"].comment, found["seeds"].allowed, found["seeds"].default) == (
+        "how many seeds, from 0",
+        "1..1000",
+        16,
+    )
     assert found["limit"].optional and not found["limit"].is_list and found["limit"].scalar is int
     assert found["prompts"].comment == "texts" and found["prompts"].default == ["a # b", "c"]
     assert found["keep"].expected == "bool" and found["device"].expected == "str, cpu | cuda | mps"
@@ -120,7 +124,9 @@ def test_a_bad_cell_is_refused(cell, says):
 
 
 def test_values_as_run_replace_the_defaults_and_nothing_else():
-    values = validated("n", parameters_in(CELL, "n"), {"seeds": 3, "growths": [4], "label": "ü", "prompts": ["only"], "limit": 5})
+    values = validated(
+        "n", parameters_in(CELL, "n"), {"seeds": 3, "growths": [4], "label": "ü", "prompts": ["only"], "limit": 5}
+    )
     shown = with_values(CELL, values)
     again = parameters_in(shown, "n")
     assert {p.name: p.default for p in again} == values
@@ -148,9 +154,23 @@ def test_the_setup_cell_gives_values_or_the_same_line(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_plain_papermill_with_a_typo_fails_in_the_setup_cell(tmp_path):
-    setup = f"from pathlib import Path\nfrom dglab_utils.runs.parameters import checked\np = checked('01_a', globals(), Path({str(tmp_path)!r}))"
+    setup = (
+        "from pathlib import Path\nfrom dglab_utils.runs.parameters import checked\n"
+        f"p = checked('01_a', globals(), Path({str(tmp_path)!r}))"
+    )
     path = write_notebook(tmp_path, "01_a", setup)
-    command = [sys.executable, "-m", "papermill", str(path), str(tmp_path / "out.ipynb"), "-k", "python3", "-p", "sede", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(path),
+        str(tmp_path / "out.ipynb"),
+        "-k",
+        "python3",
+        "-p",
+        "sede",
+        "3",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode != 0 and "no parameter 'sede'; did you mean 'seeds'?" in done.stderr
 

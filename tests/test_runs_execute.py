@@ -50,7 +50,12 @@ def test_a_failed_notebook_does_not_stop_the_others_and_keeps_its_traceback(tmp_
     printed = "".join(o.text for c in first.cells for o in c.get("outputs", []) if o.output_type == "stream")
     assert f"40 {sys.executable}" in printed, "the parameter and this environment's interpreter reach the kernel"
     failed = nbformat.read(folder / "02_bad.failed.ipynb", as_version=4)
-    assert any("ZeroDivisionError" in line for c in failed.cells for o in c.get("outputs", []) for line in o.get("traceback", []))
+    assert any(
+        "ZeroDivisionError" in line
+        for c in failed.cells
+        for o in c.get("outputs", [])
+        for line in o.get("traceback", [])
+    )
     assert fault(tmp_path, "01_good") is None
     assert "division by zero" in (fault(tmp_path, "02_bad") or "")
     record = Record.load(folder / "01_good.json")
@@ -81,7 +86,10 @@ def test_a_cell_that_takes_too_long_is_a_failure(tmp_path):
 
 @pytest.mark.parametrize(
     ("cells", "complete", "reason"),
-    [((), False, "not tagged `complete`"), (("import builtins\nbuiltins.print = lambda *a: None",), True, "did not print")],
+    [
+        ((), False, "not tagged `complete`"),
+        (("import builtins\nbuiltins.print = lambda *a: None",), True, "did not print"),
+    ],
 )
 def test_without_the_completion_marker_a_run_is_not_complete(tmp_path, cells, complete, reason):
     write_notebook(tmp_path / "notebooks", "01_open", *cells, complete=complete)
@@ -132,7 +140,9 @@ def test_ctrl_c_ends_the_kernel_and_keeps_what_was_finished(tmp_path):
     (tmp_path / "mine.yaml").write_text("all: {seeds: 3}\n")
     command = [sys.executable, "-m", "dglab_utils.runs.cli", "run", "--profile", str(tmp_path / "mine.yaml")]
     command += ["--notebooks", str(tmp_path / "notebooks"), "--runs", str(tmp_path / "runs")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         deadline = time.monotonic() + 60
         while not (pid_file.exists() and pid_file.read_text()):

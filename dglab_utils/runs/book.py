@@ -91,9 +91,15 @@ def copy_libraries(vendor: Path) -> None:
 def _not_listed(notebooks: Iterable[Notebook], root: Path) -> list[str]:
     """One line for each notebook without a place in the table of contents, and for each place without a notebook."""
     toc = root / "_toc.yml"
-    listed = {path.rpartition("/")[2] for path in _paths(yaml.safe_load(toc.read_text(encoding="utf-8"))) if path.startswith(EXPERIMENTS)}
+    listed = {
+        path.rpartition("/")[2]
+        for path in _paths(yaml.safe_load(toc.read_text(encoding="utf-8")))
+        if path.startswith(EXPERIMENTS)
+    }
     there = {notebook.name for notebook in notebooks}
-    return [f"{name}: not in {toc}; add `- file: {EXPERIMENTS}/{name}` under a part" for name in sorted(there - listed)] + [
+    return [
+        f"{name}: not in {toc}; add `- file: {EXPERIMENTS}/{name}` under a part" for name in sorted(there - listed)
+    ] + [
         f"{toc}: lists {EXPERIMENTS}/{name}, but there is no notebooks/{name}.ipynb" for name in sorted(listed - there)
     ]
 
@@ -119,7 +125,9 @@ def _sphinx(root: Path, out: Path) -> None:
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     text = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr)
-    warnings = list(dict.fromkeys(line for line in text.splitlines() if re.search(r"\b(WARNING|ERROR|CRITICAL)\b", line)))
+    warnings = list(
+        dict.fromkeys(line for line in text.splitlines() if re.search(r"\b(WARNING|ERROR|CRITICAL)\b", line))
+    )
     if warnings:
         raise BookError(line.replace(f"{root}/", "") for line in warnings)
     if done.returncode or not (out / "_build" / "html" / "index.html").is_file():

@@ -63,7 +63,9 @@ def read_notebook(path: Path) -> Notebook:
     """
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        texts = [(cell["cell_type"], "".join(cell["source"]), cell.get("metadata", {}).get("tags", [])) for cell in cells]
+        texts = [
+            (cell["cell_type"], "".join(cell["source"]), cell.get("metadata", {}).get("tags", [])) for cell in cells
+        ]
     except FileNotFoundError:
         raise LabError(f"{path}: no such notebook") from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
@@ -71,7 +73,9 @@ def read_notebook(path: Path) -> Notebook:
     declared = [source for _, source, tags in texts if "parameters" in tags]
     if len(declared) != 1:
         raise LabError(f"{path}: {len(declared)} cells are tagged `parameters`; there must be one")
-    headings = (match[1] for kind, source, _ in texts if kind == "markdown" and (match := re.search(r"^# +(.+)$", source, re.M)))
+    headings = (
+        match[1] for kind, source, _ in texts if kind == "markdown" and (match := re.search(r"^# +(.+)$", source, re.M))
+    )
     return Notebook(
         path=path,
         question=next(headings, "").strip(),
@@ -133,7 +137,9 @@ def profile_path(profile: str, folder: Path) -> Path:
     if not path.is_file():
         raise LabError(f"{profile}: no such profile file")
     if path.stem in named and path.resolve() != named[path.stem].resolve():
-        raise LabError(f"{profile}: its runs would land among those of the profile {path.stem!r}; give the file another name")
+        raise LabError(
+            f"{profile}: its runs would land among those of the profile {path.stem!r}; give the file another name"
+        )
     return path
 
 
@@ -148,7 +154,9 @@ def read_profile(path: Path, notebooks: Sequence[Notebook]) -> dict[str, dict[st
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path}: not YAML that can be read ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
-        raise LabError(f"{path}: a profile maps a notebook's name (or `{ALL}`) to parameters: `02_commit_waves: {{seeds: 4}}`")
+        raise LabError(
+            f"{path}: a profile maps a notebook's name (or `{ALL}`) to parameters: `02_commit_waves: {{seeds: 4}}`"
+        )
     sections = {str(name): values or {} for name, values in content.items()}
     everywhere = sections.pop(ALL, {})
     _refuse_unknown(everywhere, notebooks, f"{path}: {ALL}")
@@ -157,7 +165,10 @@ def read_profile(path: Path, notebooks: Sequence[Notebook]) -> dict[str, dict[st
         if name not in known:
             raise LabError(f"{path}: no notebook {name!r}{did_you_mean(name, known)}")
         _refuse_unknown(values, [known[name]], f"{path}: {name}")
-    return {n.name: {k: v for k, v in everywhere.items() if k in n.parameter_names} | sections.get(n.name, {}) for n in notebooks}
+    return {
+        n.name: {k: v for k, v in everywhere.items() if k in n.parameter_names} | sections.get(n.name, {})
+        for n in notebooks
+    }
 
 
 def overrides(assignments: Iterable[str], notebooks: Sequence[Notebook]) -> dict[str, dict[str, Any]]:
@@ -198,7 +209,8 @@ def _refuse_unknown(keys: Iterable[str], notebooks: Sequence[Notebook], where: s
     known = frozenset[str]().union(*(notebook.parameter_names for notebook in notebooks))
     for key in keys:
         if key not in known:
-            raise LabError(f"{where}: no parameter {key!r} in {', '.join(n.name for n in notebooks)}{did_you_mean(str(key), known)}")
+            searched = ", ".join(notebook.name for notebook in notebooks)
+            raise LabError(f"{where}: no parameter {key!r} in {searched}{did_you_mean(str(key), known)}")
 
 
 def _yaml_value(text: str, assignment: str) -> Any:

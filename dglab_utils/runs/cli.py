@@ -38,19 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_notebooks(options: argparse.Namespace) -> int:
+    """`dglab list`: notebooks, their questions and parameters, and the profiles."""
     notebooks = select(options.names, notebooks_in(options.notebooks))
     for notebook in notebooks:
         print(f"{notebook.name}\n    {notebook.question}")
         left = [f"{p.name}: {p.annotation} = {p.default!r}" for p in notebook.parameters]
         width = max(map(len, left), default=0)
         for text, parameter in zip(left, notebook.parameters, strict=True):
-            print(f"      {text:<{width}}  {parameter.comment}" + (f" [{parameter.allowed}]" if parameter.allowed else ""))
+            print(
+                f"      {text:<{width}}  {parameter.comment}" + (f" [{parameter.allowed}]" if parameter.allowed else "")
+            )
     profiles = sorted(path.stem for path in (options.notebooks / "profiles").glob("*.yaml"))
     print(f"\nprofiles: {', '.join(profiles) or 'none'}")
     return 0
 
 
 def run_notebooks(options: argparse.Namespace) -> int:
+    """`dglab run`: checks every value of every selected notebook, then runs them."""
     catalogue = notebooks_in(options.notebooks)
     selected = select(options.names, catalogue)
     profile = profile_path(options.profile, options.notebooks / "profiles")
@@ -67,6 +71,7 @@ def run_notebooks(options: argparse.Namespace) -> int:
 
 
 def make_book(options: argparse.Namespace) -> int:
+    """`dglab book`: publishes a profile's saved runs."""
     profile = profile_path(options.profile, options.notebooks / "profiles")
     if options.run and (status := run_notebooks(options)):
         return status
@@ -78,9 +83,16 @@ def make_book(options: argparse.Namespace) -> int:
 
 
 def open_lab(options: argparse.Namespace) -> int:
+    """`dglab lab`: JupyterLab, bound to the loopback interface."""
     # Kernelspecs of this environment before those a user has installed elsewhere.
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
-    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={options.notebooks}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={options.notebooks}",
+    ]
     return subprocess.run([*command, *options.options], env=environment).returncode
 
 
@@ -90,20 +102,45 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     folders = argparse.ArgumentParser(add_help=False)
-    folders.add_argument("--notebooks", type=Path, default=NOTEBOOKS, metavar="DIR", help="the notebooks' folder (default: the checkout's)")
+    folders.add_argument(
+        "--notebooks",
+        type=Path,
+        default=NOTEBOOKS,
+        metavar="DIR",
+        help="the notebooks' folder (default: the checkout's)",
+    )
     profiles = argparse.ArgumentParser(add_help=False)
-    profiles.add_argument("--profile", default="quick", metavar="P", help="a named profile or a .yaml file (default: quick)")
-    profiles.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where runs are kept (default: build/runs)")
-    profiles.add_argument("--cell-timeout", type=_seconds, default=CELL_TIMEOUT, metavar="S", help="seconds one cell may take (default: %(default)s)")
+    profiles.add_argument(
+        "--profile", default="quick", metavar="P", help="a named profile or a .yaml file (default: quick)"
+    )
+    profiles.add_argument(
+        "--runs", type=Path, default=RUNS, metavar="DIR", help="where runs are kept (default: build/runs)"
+    )
+    profiles.add_argument(
+        "--cell-timeout",
+        type=_seconds,
+        default=CELL_TIMEOUT,
+        metavar="S",
+        help="seconds one cell may take (default: %(default)s)",
+    )
 
-    listing = commands.add_parser("list", parents=[folders], help="the notebooks, their questions, parameters and profiles")
+    listing = commands.add_parser(
+        "list", parents=[folders], help="the notebooks, their questions, parameters and profiles"
+    )
     listing.add_argument("names", nargs="*", metavar="NAME", help="name, number or prefix of a notebook (default: all)")
     listing.set_defaults(command=list_notebooks)
 
-    running = commands.add_parser("run", parents=[folders, profiles], help="run notebooks with papermill, all in one process")
+    running = commands.add_parser(
+        "run", parents=[folders, profiles], help="run notebooks with papermill, all in one process"
+    )
     running.add_argument("names", nargs="*", metavar="NAME", help="name, number or prefix of a notebook (default: all)")
     running.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="[NAME.]K=V", help="set a parameter; V is YAML: 3, [1, 2], cpu, null"
+        "-p",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="[NAME.]K=V",
+        help="set a parameter; V is YAML: 3, [1, 2], cpu, null",
     )
     running.set_defaults(command=run_notebooks)
 
@@ -112,7 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     book.set_defaults(command=make_book, notebooks=NOTEBOOKS, names=[], parameters=[])
 
     lab = commands.add_parser("lab", parents=[folders], help="open the notebooks in JupyterLab, on this machine only")
-    lab.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTION", help="passed on to JupyterLab, such as --no-browser")
+    lab.add_argument(
+        "options", nargs=argparse.REMAINDER, metavar="OPTION", help="passed on to JupyterLab, such as --no-browser"
+    )
     lab.set_defaults(command=open_lab)
     return parser
 

@@ -159,7 +159,9 @@ def fault_of_outputs(executed: NotebookNode, name: str) -> str | None:
                 return f"cell {number}: {output.ename}: {_first_line(output.evalue)}"
     if not code or "complete" not in code[-1].metadata.get("tags", []):
         return "its last code cell is not tagged `complete`"
-    printed = "".join(output.text for output in code[-1].outputs if output.output_type == "stream" and output.name == "stdout")
+    printed = "".join(
+        output.text for output in code[-1].outputs if output.output_type == "stream" and output.name == "stdout"
+    )
     if f"complete: {name}" not in printed.splitlines():
         return f"its last cell did not print `complete: {name}`"
     return None
@@ -172,7 +174,8 @@ def fault_of_run(notebook: Notebook, folder: Path) -> str | None:
     if (folder / f"{name}.partial.ipynb").exists():
         return f"{name}: its latest run has not ended (or was killed); wait for it, or {again}"
     if (failed := folder / f"{name}.failed.json").exists():
-        return f"{name}: its latest run failed ({Record.load(failed).error}); see {failed.with_suffix('.ipynb')}, then {again}"
+        kept = failed.with_suffix(".ipynb")
+        return f"{name}: its latest run failed ({Record.load(failed).error}); see {kept}, then {again}"
     path, record_path = folder / f"{name}.ipynb", folder / f"{name}.json"
     if not path.exists() or not record_path.exists():
         return f"{name}: not run with the profile {folder.name!r}; {again}"
@@ -188,7 +191,10 @@ def fault_of_run(notebook: Notebook, folder: Path) -> str | None:
 def summary(records: Sequence[Record], folder: Path) -> str:
     """The table shown when all is done, one line a notebook."""
     width = max(len(record.notebook) for record in records)
-    lines = [f"{record.notebook:<{width}}  {record.status:<11}  {record.seconds:>8.1f} s  {_outcome(record, folder)}" for record in records]
+    lines = [
+        f"{record.notebook:<{width}}  {record.status:<11}  {record.seconds:>8.1f} s  {_outcome(record, folder)}"
+        for record in records
+    ]
     done = sum(record.status == OK for record in records)
     return "\n".join([*lines, f"{done} of {len(records)} notebooks complete"])
 
@@ -199,8 +205,8 @@ class ThisPython(AsyncKernelManager):
     @property
     def kernel_spec(self) -> KernelSpec:
         return KernelSpec(
-            # A kernel logs on this process's stderr, across the progress bar: that its loopback sockets are not encrypted,
-            # and how Ctrl-C found it. What a cell raises comes back as its output.
+            # A kernel logs on this process's stderr, across the progress bar: that its loopback sockets are not
+            # encrypted, and how Ctrl-C found it. What a cell raises comes back as its output.
             argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=50"],
             display_name="Python 3",
             language="python",
@@ -255,7 +261,9 @@ def _keep_reason(partial: Path, record: Record, running: _RunningCell) -> None:
     if running.number:
         cell = executed.cells[running.index]
         cell.metadata.papermill["status"] = "failed"
-        cell.outputs.append(nbformat.v4.new_output("error", ename=record.status, evalue=record.error, traceback=[record.error]))
+        cell.outputs.append(
+            nbformat.v4.new_output("error", ename=record.status, evalue=record.error, traceback=[record.error])
+        )
     nbformat.write(executed, partial)
 
 
@@ -285,11 +293,17 @@ def _code_cells(notebook: Notebook) -> int:
 
 
 def _line(record: Record) -> str:
-    return f"{record.notebook}: {record.status} after {record.seconds:.1f} s" + (f" ({record.error})" if record.error else "")
+    return f"{record.notebook}: {record.status} after {record.seconds:.1f} s" + (
+        f" ({record.error})" if record.error else ""
+    )
 
 
 def _outcome(record: Record, folder: Path) -> str:
-    return str(folder / f"{record.notebook}.ipynb") if record.status == OK else f"{record.error}; see {folder / record.notebook}.failed.ipynb"
+    return (
+        str(folder / f"{record.notebook}.ipynb")
+        if record.status == OK
+        else f"{record.error}; see {folder / record.notebook}.failed.ipynb"
+    )
 
 
 def _first_line(text: str) -> str:

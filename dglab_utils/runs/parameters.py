@@ -86,7 +86,9 @@ class Parameter:
         # bool is a subclass of int in Python; nobody means True when a count is asked for.
         accepted = (int, float) if self.scalar is float else (self.scalar,)
         if not isinstance(given, accepted) or (isinstance(given, bool) and self.scalar is not bool):
-            raise ValueError(f"holds {given!r}, which is not {self.scalar.__name__}" if self.is_list else "has the wrong type")
+            raise ValueError(
+                f"holds {given!r}, which is not {self.scalar.__name__}" if self.is_list else "has the wrong type"
+            )
         value = self.scalar(given)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("is not finite")
@@ -186,13 +188,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def _parameter(statement: ast.stmt, comments: Mapping[int, str], notebook: str) -> Parameter:
     text = ast.unparse(statement)
     if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value):
-        raise LabError(f"{notebook}: the parameters cell holds `{_short(text)}`; only `name: type = literal` may stand there")
+        raise LabError(
+            f"{notebook}: the parameters cell holds `{_short(text)}`; only `name: type = literal` may stand there"
+        )
     name, annotation = statement.target.id, ast.unparse(statement.annotation)
     where = f"{notebook}: parameter {name}"
     try:
         default = ast.literal_eval(statement.value)
     except ValueError:
-        raise LabError(f"{where}: `{_short(ast.unparse(statement.value))}` is no literal; derive values in the setup cell") from None
+        raise LabError(
+            f"{where}: `{_short(ast.unparse(statement.value))}` is no literal; derive values in the setup cell"
+        ) from None
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     comment = " ".join(comments[line] for line in lines if line in comments)
     match = re.fullmatch(r"(.*?)\s*(?:\[([^\[\]]*)\])?", comment)
@@ -214,7 +220,9 @@ def _type(annotation: str, where: str) -> tuple[type, bool, bool]:
     match = re.fullmatch(r"(?:list\[(\w+)\]|(\w+))( \| None)?", annotation)
     scalar = SCALARS.get(match.group(1) or match.group(2)) if match else None
     if match is None or scalar is None:
-        raise LabError(f"{where}: type `{annotation}` is not one of {', '.join(SCALARS)}, list[...] of those, or `... | None`")
+        raise LabError(
+            f"{where}: type `{annotation}` is not one of {', '.join(SCALARS)}, list[...] of those, or `... | None`"
+        )
     return scalar, match.group(1) is not None, match.group(3) is not None
 
 
@@ -236,12 +244,15 @@ def _holds(rule: str, value: Any) -> bool:
         return not isinstance(value, str) and float(match[1]) <= value <= float(match[2])
     if match := _BOUND.fullmatch(rule):
         bound = float(match[2])
-        return not isinstance(value, str) and {
-            ">": value > bound,
-            ">=": value >= bound,
-            "<": value < bound,
-            "<=": value <= bound,
-        }[match[1]]
+        return (
+            not isinstance(value, str)
+            and {
+                ">": value > bound,
+                ">=": value >= bound,
+                "<": value < bound,
+                "<=": value <= bound,
+            }[match[1]]
+        )
     choices = [choice.strip().strip("'\"") for choice in rule.split("|")]
     if isinstance(value, str):
         return value in choices
@@ -259,7 +270,13 @@ def _injected_names(namespace: Mapping[str, Any]) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for source in namespace.get("In", []):
         if source.startswith("# Parameters\n"):
-            targets = [t.id for s in ast.parse(source).body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)]
+            targets = [
+                t.id
+                for s in ast.parse(source).body
+                if isinstance(s, ast.Assign)
+                for t in s.targets
+                if isinstance(t, ast.Name)
+            ]
             names |= {name: namespace.get(name) for name in targets}
     return names
 

@@ -6,7 +6,7 @@ What changes on the way, and why:
 - progress bars go (text on stderr and tqdm's widgets); other text on stderr stays, a warning is part of a run;
 - a plotly figure, which papermill leaves as JSON that myst-nb does not show, becomes a `div.dglab-plot` that holds the
   JSON; book/_static/dglab_plots.js draws it when it scrolls into view;
-- widget state goes: it would make each page load its widgets' code from a CDN. Widgets that matter bring HTML of their own;
+- widget state goes: it would make each page load the widgets' code from a CDN. A widget that matters brings HTML;
 - the completion marker's cell is hidden, and a last cell says how the page was made and how to make it again.
 
 Nothing here measures, judges a run (see `execute.fault_of_run`) or knows how a page looks.
@@ -14,6 +14,7 @@ Nothing here measures, judges a run (see `execute.fault_of_run`) or knows how a 
 
 from __future__ import annotations
 
+import copy
 import html
 import json
 import re
@@ -56,8 +57,7 @@ def as_page(executed: NotebookNode, record: Record) -> NotebookNode:
         tags = original.metadata.get("tags", [])
         if "injected-parameters" in tags:
             continue
-        cell = NotebookNode(json.loads(json.dumps(original)))
-        cell = nbformat.from_dict(cell)
+        cell = copy.deepcopy(original)
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in ("tags", "mystnb")})
         if cell.cell_type == "code":
             if "parameters" in tags:
@@ -72,26 +72,34 @@ def as_page(executed: NotebookNode, record: Record) -> NotebookNode:
 
 
 def plot_html(figure: dict[str, Any]) -> str:
-    """The HTML that stands for a plotly figure on a page: its JSON, a name for screen readers, room to be drawn in."""
-    layout = figure.get("layout", {})
-    title = layout.get("title", "")
-    title = title.get("text", "") if isinstance(title, dict) else title
-    label = html.escape(re.sub(r"<[^>]+>", " ", title or "").strip() or "Figure", quote=True)
+    """The HTML that stands for a plotly figure: its title as a caption (it wraps on a phone), its JSON, room."""
+    layout = dict(figure.get("layout", {}))
+    title = layout.pop("title", "")
+    title = (title.get("text") or "" if isinstance(title, dict) else title).replace("<br>", " ")
+    # Room for a title that is no longer there; what stands in the margin else (a legend, subplot titles) keeps its own.
+    margin = dict(layout.get("margin", {}))
+    if title and "t" not in margin:
+        layout["margin"] = margin | {"t": 30}
+    label = html.escape(re.sub(r"</?[a-zA-Z][^>]*>", "", title).strip() or "Figure")
+    caption = f"<figcaption>{label}</figcaption>" if title else ""
+    height = layout.get("height", DEFAULT_HEIGHT)
     # `<` would let a string such as "</script>" in the data end the element.
     data = json.dumps({"data": figure["data"], "layout": layout}, separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'<div class="dglab-plot" role="img" aria-label="{label}" style="min-height:{layout.get("height", DEFAULT_HEIGHT)}px">'
+        f'<figure class="dglab-figure">{caption}'
+        f'<div class="dglab-plot" role="img" aria-label="{label}" style="min-height:{height}px">'
         f'<script type="application/json">{data}</script>'
-        "<noscript>This figure is drawn by JavaScript, which is switched off; the text around it says what it shows.</noscript>"
-        "</div>"
+        "<noscript>This figure is drawn by JavaScript, which is off; the text around it says what it shows.</noscript>"
+        "</div></figure>"
     )
 
 
 def _output(output: NotebookNode) -> NotebookNode | None:
     """An output as the page shows it; None where it does not."""
     if output.output_type == "stream":
-        is_progress = output.name == "stderr" and ("\r" in output.text or _PROGRESS.search(output.text))
-        return None if is_progress else output
+        if output.name == "stderr":
+            output.text = _without_progress(output.text)
+        return output if output.text else None
     data = output.get("data", {})
     if PLOTLY in data:
         return nbformat.v4.new_output("display_data", data={"text/html": plot_html(data[PLOTLY])})
@@ -102,12 +110,19 @@ def _output(output: NotebookNode) -> NotebookNode | None:
     return output
 
 
+def _without_progress(text: str) -> str:
+    """Text on stderr as it would stand on a screen in the end, progress bars left out."""
+    final = [line.rpartition("\r")[2] for line in text.rstrip("\r").splitlines()]
+    return "\n".join(line for line in final if line.strip() and not _PROGRESS.search(line))
+
+
 def _provenance(record: Record) -> str:
-    command = f"dglab run {record.notebook} --profile {shlex.quote(record.profile)}"
-    values = "".join(f" \\\n    -p {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in record.parameters.items())
+    name = record.notebook
+    assignments = [shlex.quote(f"{key}={json.dumps(value)}") for key, value in record.parameters.items()]
+    command = " \\\n    -p ".join([f"dglab run {name}", *assignments])
     return (
-        "---\n\n"
-        f"**How this page was made.** It is the notebook {{download}}`{record.notebook}.ipynb "
-        f"<../../notebooks/{record.notebook}.ipynb>` as it ran on {record.started[:10]} in {record.seconds:.0f} s, with the profile "
-        f"`{record.profile}`. [Rerun it](../rerun.md) with the same parameters:\n\n```bash\n{command}{values}\n```\n"
+        "---\n\n**How this page was made.** It is the notebook "
+        f"{{download}}`{name}.ipynb <../../notebooks/{name}.ipynb>` as it ran on {record.started[:10]} in "
+        f"{record.seconds:.0f} s, with the profile `{record.profile}`. [Rerun it](../rerun.md) with the same "
+        f"parameters:\n\n```bash\n{command}\n```\n"
     )
