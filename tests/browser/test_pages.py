@@ -65,14 +65,14 @@ def visit(chromium: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_opens_from_disk_without_a_fault(book, visit, theme):
     tab = visit(theme=theme)
-    pages = sorted(book.rglob("*.html"))
+    front = book / "index.html"  # it only leads on, to the landing page: see the next test
+    pages = [path for path in sorted(book.rglob("*.html")) if path != front]
     assert len(pages) > 5
     for path in pages:
         page = tab.open(path)
         tab.draw_all()
         assert tab.faults == [], path.relative_to(book)
-        if path != book / "index.html":  # that one only leads on to the landing page
-            assert page.evaluate("document.documentElement.dataset.theme") == theme, path.name
+        assert page.evaluate("document.documentElement.dataset.theme") == theme, path.name
 
 
 def test_the_front_page_leads_to_the_landing_page(book, visit):
