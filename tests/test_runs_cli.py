@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -132,7 +139,17 @@ def test_a_run_from_the_command_line(lab, capsys):
     assert (lab / "ran").exists() and (lab / "runs" / "quick" / "01_untrained.ipynb").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["walk"], ["run", "--cell-timeout", "0"], ["run", "--walk"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["walk"],
+        ["run", "--cell-timeout", "0"],
+        ["run", "--walk"],
+        ["book", "extra"],
+        ["list", "--profile", "quick"],
+    ],
+)
 def test_argparse_refuses_with_status_2(arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
@@ -153,3 +170,30 @@ def test_arguments_are_checked_without_the_slow_libraries():
 def test_the_named_profiles_fit_the_notebooks(path):
     notebooks = notebooks_in(NOTEBOOKS)
     assert len(plans(notebooks, read_profile(path, notebooks))) == len(notebooks)
+
+
+@pytest.mark.timeout(120)
+def test_lab_serves_the_notebooks_on_the_loopback_interface(lab):
+    """A real JupyterLab on a free port: it lists the notebooks, and takes its options from the command line."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "dglab_utils.runs.cli", "lab", "--notebooks", str(lab / "notebooks")]
+    command += ["--no-browser", "--allow-root", f"--port={port}", "--IdentityProvider.token=secret"]
+    log = lab / "lab.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}/api/contents?token=secret"
+        deadline = time.monotonic() + 60
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as reply:
+                names = {entry["name"] for entry in json.load(reply)["content"]}
+                break
+            time.sleep(0.3)
+        assert {"01_untrained.ipynb", "02_waves.ipynb"} <= names
+        assert f"127.0.0.1:{port}" in log.read_text()
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)

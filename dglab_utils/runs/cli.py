@@ -25,7 +25,12 @@ EXIT_INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.command is open_lab:
+        options.jupyter = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return options.command(options)
     except LabError as error:
@@ -93,7 +98,7 @@ def open_lab(options: argparse.Namespace) -> int:
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={options.notebooks}",
     ]
-    return subprocess.run([*command, *options.options], env=environment).returncode
+    return subprocess.run([*command, *options.jupyter], env=environment).returncode
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -148,9 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     book.add_argument("--run", action="store_true", help="run every notebook first")
     book.set_defaults(command=make_book, notebooks=NOTEBOOKS, names=[], parameters=[])
 
-    lab = commands.add_parser("lab", parents=[folders], help="open the notebooks in JupyterLab, on this machine only")
-    lab.add_argument(
-        "options", nargs=argparse.REMAINDER, metavar="OPTION", help="passed on to JupyterLab, such as --no-browser"
+    lab = commands.add_parser(
+        "lab",
+        parents=[folders],
+        help="open the notebooks in JupyterLab, on this machine only",
+        epilog="Further options are JupyterLab's, such as --no-browser or --port=8890.",
     )
     lab.set_defaults(command=open_lab)
     return parser
