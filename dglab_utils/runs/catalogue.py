@@ -58,8 +58,10 @@ class Plan:
 
 
 def read_notebook(path: Path) -> Notebook:
-    """Raises:
-    LabError: no such file, not a notebook, or not exactly one cell tagged `parameters`.
+    """The notebook at `path`, read as JSON.
+
+    Raises:
+        LabError: no such file, not a notebook, or not exactly one cell tagged `parameters`.
     """
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

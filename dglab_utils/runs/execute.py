@@ -73,8 +73,10 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Raises:
-        LabError: not there, or not what `save` wrote.
+        """Reads what `save` wrote.
+
+        Raises:
+            LabError: not there, or not what `save` wrote.
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
