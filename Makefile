@@ -47,7 +47,7 @@ lab: setup ## JupyterLab on the notebooks
 
 .PHONY: test
 test: lint ## the whole suite: lint, then unit, parity, notebook and browser tests
-	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 300 -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 240 -n $(WORKERS) --dist loadfile
 
 .PHONY: lint
 lint: setup ## format, lint, types, and the direction of imports
