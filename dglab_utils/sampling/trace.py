@@ -187,7 +187,9 @@ class CanvasTrace:
         path = Path(path)
         if path.suffix != ".npz":
             raise LabError(f"{path}: a trace is saved as .npz; give a name that ends so")
-        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self._arrays() and f.name != "logits"}
+        meta = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in self._arrays() and f.name != "logits"
+        }
         with written(path) as temporary:
             np.savez_compressed(temporary, meta=np.array(json.dumps({"schema": SCHEMA, **meta})), **self._arrays())  # type: ignore[arg-type]
         return path
