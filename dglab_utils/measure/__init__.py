@@ -1,1 +1,5 @@
-"""Timing: warm, paired, with its spread."""
+"""Measurements with their spread."""
+
+from dglab_utils.measure.records import Measurement
+
+__all__ = ["Measurement"]

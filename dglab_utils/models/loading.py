@@ -9,8 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers import DiffusionGemmaForBlockDiffusion
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DiffusionGemmaForBlockDiffusion,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from dglab_utils.errors import LabError
 from dglab_utils.models.shapes import SHAPES, as_device, as_dtype, build

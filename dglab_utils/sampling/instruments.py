@@ -31,7 +31,6 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 
 from dglab_utils.errors import LabError
 
-
 ARRAYS = ("current", "argmax", "sampled", "entropy", "accepted", "mean_entropy", "stable", "confident", "logits")
 
 
@@ -112,7 +111,7 @@ class StepRecorder:
         confident: torch.Tensor,
         finished: torch.Tensor,
     ) -> None:
-        """Closes the step: keeps the rows that were still running when it began, `[B, ...]` in, then marks the ended."""
+        """Closes the step, `[B, ...]` each: keeps the rows that were running when it began, then marks the ended."""
         if self.finished is None:
             self.finished = torch.zeros_like(finished)
         running = torch.nonzero(~self.finished).squeeze(-1)

@@ -87,7 +87,7 @@ def row_noise(model: PreTrainedModel, row_seeds: Sequence[int]) -> Iterator[None
 
 
 def sampler_settings(model: PreTrainedModel, generation_config: Any) -> dict[str, Any]:
-    """The arguments that the official `_prepare_sampler` gives its sampler (generation_diffusion_gemma.py:1214-1221)."""
+    """What the official `_prepare_sampler` gives its sampler (generation_diffusion_gemma.py:1214-1221)."""
     return {
         "config": generation_config.sampler_config,
         "canvas_length": model.config.canvas_length,

@@ -155,7 +155,7 @@ class _Hooks:
 
     def compile_functions(self, *_: Any, **__: Any) -> Any:
         raise LabError(
-            "a compiled loop cannot be observed: use the dynamic cache, or disable_compile=True where Transformers has it"
+            "a compiled loop cannot be observed: use the dynamic cache, or give disable_compile=True"
         )
 
     # -- once a canvas ---------------------------------------------------------------------------------------
