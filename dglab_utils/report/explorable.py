@@ -71,7 +71,6 @@ def entropy_bound_explorable(
         "threshold": confidence_threshold,
         "growth": ramp.growth,
         "bound": entropy_bound,
-        "step": 8,
     }
     return HTML(
         f'<div class="dglab-entropy-bound dglab-host" data-ramp="{html.escape(json.dumps(content))}">'

@@ -172,7 +172,7 @@ const dglabCanvas = (() => {
 
   function runPanel(run, title, columns) {
     const done = h("span", { class: "dg-done" });
-    const stats = h("dl", { class: "dg-stats" });
+    const stats = h("dl"); // no class: the book's theme would indent it
     const cells = Array.from({ length: run.length }, (_, at) => h("div", { class: "dg-cell", role: "gridcell", tabindex: "-1", "data-at": at }));
     const rows = [];
     for (let at = 0; at < run.length; at += columns) rows.push(h("div", { class: "dg-row", role: "row" }, ...cells.slice(at, at + columns)));

@@ -64,8 +64,8 @@ const dglabEntropyBound = (() => {
   const plain = (value) => String(Number(value.toPrecision(2)));
 
   function dial(caption, low, high, step, onInput) {
-    const input = h("input", { type: "range", min: low, max: high, step });
-    const shown = h("output");
+    const input = h("input", { type: "range", min: low, max: high, step, "aria-label": caption });
+    const shown = h("b", { "aria-hidden": "true" });
     input.addEventListener("input", onInput);
     return { node: h("label", {}, h("span", {}, caption, shown), input), input, say(text) { shown.textContent = text; input.setAttribute("aria-valuetext", text); } };
   }
@@ -155,8 +155,9 @@ const dglabEntropyBound = (() => {
 
     el.classList.add("dglab-host");
     el.replaceChildren(root);
-    step.input.value = Math.min(ramp.step, ramp.steps);
     update();
+    step.input.value = Math.round(0.7 * run.length); // where there is most to see
+    draw();
     new ResizeObserver(draw).observe(chart);
   }
 
