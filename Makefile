@@ -45,7 +45,9 @@ book: setup ## run every notebook with the quick profile, then build the book
 lab: setup ## JupyterLab on the notebooks
 	$(BIN)/dglab lab
 
+# One computing thread a process: the models are tiny, and two thread pools on two cores wait for each other.
 .PHONY: test
+test: export OMP_NUM_THREADS := 1
 test: lint ## the whole suite: lint, then unit, parity, notebook and browser tests
 	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 240 -n $(WORKERS) --dist loadfile
 
