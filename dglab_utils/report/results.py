@@ -109,10 +109,16 @@ class Results:
         return json.dumps(part, sort_keys=True, allow_nan=False).encode()
 
     def save(self, folder: str | Path = "") -> Path:
-        """Writes `folder/<host>/<experiment>.json`; "" is the git-ignored folder of fresh results."""
+        """Writes `folder/<host>/<experiment>.json`.
+
+        Args:
+            folder: "" is the git-ignored folder of fresh results; a relative one is taken from the checkout's root,
+                wherever the notebook's kernel happens to run.
+        """
         if self._began is not None:
             self.seconds = round(time.perf_counter() - self._began, 3)
-        path = (Path(folder) if str(folder) else FRESH_RESULTS) / self.host / f"{self.experiment}.json"
+        base = ROOT / Path(folder).expanduser() if str(folder) else FRESH_RESULTS
+        path = base / self.host / f"{self.experiment}.json"
         with written(path) as temporary:
             text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
             temporary.write_text(text + "\n", encoding="utf-8")

@@ -132,6 +132,12 @@ class CanvasTrace:
         before, after = self.accepted[:-1].ravel(), self.accepted[1:].ravel()
         return np.array([[np.sum((before == b) & (after == a)) for a in (False, True)] for b in (False, True)])
 
+    @property
+    def unaccepted_share(self) -> float:
+        """Of the positions accepted in a step, the share that the next step did not accept; NaN for one step."""
+        accepted_before = self.accept_transitions[1].sum()
+        return float(self.accept_transitions[1, 0] / accepted_before) if accepted_before else float("nan")
+
     @cached_property
     def first_accept(self) -> np.ndarray:
         """[L] step (from 0) that first accepted the position; -1 where none did."""
@@ -174,13 +180,14 @@ class CanvasTrace:
     # -- on disk ---------------------------------------------------------------------------------------------
 
     def digest(self) -> str:
-        """SHA-256 of the arrays' bytes, logits left out: equal traces have equal digests on one machine."""
-        h = hashlib.sha256()
-        for name, array in sorted(self._arrays().items()):
-            if name != "logits":
-                h.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
-                h.update(np.ascontiguousarray(array).tobytes())
-        return h.hexdigest()
+        """SHA-256 over all arrays, logits left out: equal traces have equal digests on one machine."""
+        names = sorted(name for name in self._arrays() if name != "logits")
+        return hashlib.sha256("".join(name + self.digest_of(name) for name in names).encode()).hexdigest()
+
+    def digest_of(self, name: str) -> str:
+        """SHA-256 of one array: its type, shape and bytes."""
+        array = np.ascontiguousarray(getattr(self, name))
+        return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()
 
     def save(self, path: str | Path) -> Path:
         """Writes one `.npz`, under a temporary name first."""

@@ -1,0 +1,230 @@
+"""Claims, and the verdicts that results give on them.
+
+A claim is something published that can be measured. Its verdict is computed from a `Results`, never written down:
+
+    reproduced          what we measured is what was published, to the digits it was published with
+    partly              the figure holds, what it was said to mean does not (or only a part of the figures holds)
+    not reproduced      we measured something else
+    not measured here   no results of the experiment that would tell
+
+`state` is the machine's word, `measured` what to show beside it, `because` one sentence for the reader.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from dglab_utils.errors import LabError
+from dglab_utils.report.reference import reference
+from dglab_utils.report.results import Results, everywhere
+
+State = Literal["reproduced", "partly", "not reproduced", "not measured here"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What results say of a claim."""
+
+    state: State
+    measured: str
+    because: str
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published statement.
+
+    Attributes:
+        id: short name, used in pages.
+        text: the statement, in our words.
+        source: who published it, where.
+        published: the published value, as text.
+        experiment: name of the notebook whose results decide.
+        judge: those results to a verdict.
+    """
+
+    id: str
+    text: str
+    source: str
+    published: str
+    experiment: str
+    judge: Callable[[Results], Verdict]
+
+    def verdict(self, results: Results | None = None) -> Verdict:
+        """The verdict from these results, or from the first that exist (this machine's, then recorded hosts')."""
+        if results is None:
+            found = everywhere(self.experiment)
+            if not found:
+                return Verdict("not measured here", "", f"run it with `dglab run {self.experiment}`")
+            results = found[0]
+        judged = self.judge(results)
+        return Verdict(judged.state, judged.measured, judged.because, results.host)
+
+
+# -- experiment A: an untrained model ------------------------------------------------------------------------
+
+
+def _never_stops(results: Results) -> Verdict:
+    steps, accepted = results.find("steps", eos="none"), results.find("accepted_per_step", eos="none")
+    cap = results.verdict_inputs["max_denoising_steps"]
+    measured = f"{steps.median:g} of {cap} steps, {accepted.median:.2f} accepted a step ({steps.count} seeds)"
+    if steps.q1 == steps.q3 == steps.median == cap and f"{accepted.median:.2f}" == "1.00":
+        return Verdict("reproduced", measured, "Every seed ran to the cap and only the guaranteed token was accepted.")
+    return Verdict("not reproduced", measured, "Some canvases stopped before the cap, or more than one was accepted.")
+
+
+def _entropy_uniform(results: Results) -> Verdict:
+    first, last = results.find("mean_entropy_first", eos="none"), results.find("mean_entropy_last", eos="none")
+    uniform = results.verdict_inputs["uniform_entropy"]
+    measured = f"{first.median:.2f} falling to {last.median:.2f} nats; ln(vocabulary) is {uniform:.2f}"
+    if last.median < 0.98 * uniform:
+        return Verdict("not reproduced", measured, "The entropy left the neighbourhood of the uniform bound.")
+    if f"{last.median:.2f}" == f"{uniform:.2f}":
+        return Verdict("reproduced", measured, "The entropy stayed at the uniform bound.")
+    return Verdict(
+        "partly",
+        measured,
+        "It stays close to the bound, and falls a little as the schedule cools the same flat logits.",
+    )
+
+
+def _tokens_per_forward(results: Results) -> Verdict:
+    with_eos, without = results.find("tokens_per_forward", eos="set"), results.find("tokens_per_forward", eos="none")
+    low, high = results.verdict_inputs["tokens_per_forward_range"]
+    measured = (
+        f"{low:.2f} to {high:.2f} over {with_eos.count} seeds with an EOS, {without.median:.2f} without one; "
+        "accepted a step: 1.00 in all of them"
+    )
+    published = reference("first_lab")["A_untrained_model"]["tokens_per_forward"]
+    if not low <= published <= high:
+        return Verdict("not reproduced", measured, "The published value lies outside what the seeds gave.")
+    return Verdict(
+        "partly",
+        measured,
+        "The value is one draw of a quantity that counts where an EOS fell, and says nothing of what was accepted.",
+    )
+
+
+# -- experiment B: the confidence ramp -----------------------------------------------------------------------
+
+
+def _compare(results: Results, name: str, label: str, published: dict[float, float], digits: int) -> tuple[bool, str]:
+    """Whether every published value is met to its digits, and the measured ones as text."""
+    measured = {key: results.find(name, study="first_lab", **{label: key}).median for key in published}
+    met = all(round(measured[key], digits) == value for key, value in published.items())
+    return met, ", ".join(f"{label} {key:g}: {value:.{digits}f}" for key, value in measured.items())
+
+
+def _growth(results: Results) -> Verdict:
+    published = reference("first_lab")["B_commit_waves"]["growth_to_steps"]
+    met, measured = _compare(results, "steps", "growth", published, 0)
+    if met:
+        return Verdict("reproduced", measured, "Steps to the stop follow the growth of confidence, to the step.")
+    return Verdict("not reproduced", measured, "The steps differ from the published ones.")
+
+
+def _accepted(results: Results) -> Verdict:
+    published = reference("first_lab")["B_commit_waves"]["bound_to_mean_accepted"]
+    met, measured = _compare(results, "accepted_per_step", "bound", published, 1)
+    if met:
+        return Verdict("reproduced", measured, "A looser bound accepts more a step, to the printed digit.")
+    return Verdict("not reproduced", measured, "The mean accepted differ from the published ones.")
+
+
+def _speed_knob(results: Results) -> Verdict:
+    published = reference("first_lab")["B_commit_waves"]["bound_to_steps"]
+    flat, measured = _compare(results, "steps", "bound", published, 0)
+    low, high = results.verdict_inputs["coupled_steps_range"]
+    measured = f"first lab's ramp: {measured} steps; logits that listen to the canvas: {high:g} to {low:g} steps"
+    if flat and low < high:
+        return Verdict(
+            "partly",
+            measured,
+            "Not on the ramp it was read from, whose logits ignore the canvas; where accepted tokens make their "
+            "neighbours confident, the bound does change the number of steps.",
+        )
+    state: State = "reproduced" if low < high else "not reproduced"
+    return Verdict(state, measured, "The number of steps was compared over four bounds.")
+
+
+_A = "First lab, experiment A"
+_B = "First lab, experiment B"
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "untrained-never-stops",
+        "An untrained model runs to the cap of 48 steps and accepts exactly one token a step.",
+        _A,
+        "48 steps, 1.00 a step",
+        "01_untrained_model",
+        _never_stops,
+    ),
+    Claim(
+        "untrained-uniform-entropy",
+        "Its mean entropy stays at the uniform bound, ln of the vocabulary.",
+        _A,
+        "6.91 nats",
+        "01_untrained_model",
+        _entropy_uniform,
+    ),
+    Claim(
+        "untrained-tokens-per-forward",
+        "The official tokens per forward shows it to be about as efficient as autoregression.",
+        _A,
+        "1.19 tokens a forward",
+        "01_untrained_model",
+        _tokens_per_forward,
+    ),
+    Claim(
+        "growth-sets-steps",
+        "How fast confidence grows decides after how many steps a canvas stops.",
+        _B,
+        "growth 0.5/1/2/4: 31/18/10/6 steps",
+        "02_commit_waves",
+        _growth,
+    ),
+    Claim(
+        "bound-sets-accepted",
+        "The entropy bound decides how many tokens are accepted a step.",
+        _B,
+        "bound 0.01/0.1/1/10: 29.1/45.9/67.2/90.4 a step",
+        "02_commit_waves",
+        _accepted,
+    ),
+    Claim(
+        "bound-is-a-speed-knob",
+        "The entropy bound is the knob that trades speed against caution.",
+        _B,
+        "stated; its own results show 18 steps at every bound",
+        "02_commit_waves",
+        _speed_knob,
+    ),
+)
+
+
+def claim(id: str) -> Claim:
+    """The claim of this id. Raises LabError when there is none."""
+    for found in CLAIMS:
+        if found.id == id:
+            return found
+    raise LabError(f"no claim {id!r}; there are {', '.join(c.id for c in CLAIMS)}")
+
+
+def verdict_table(claims: tuple[Claim, ...] = CLAIMS, results: Results | None = None) -> str:
+    """An HTML table of claims with their verdicts; for one experiment's `results`, or for the first that exist."""
+    rows = []
+    for c in claims:
+        verdict = c.verdict(results)
+        cells = (c.text, f"{c.published} ({c.source})", verdict.measured or "none", verdict.because)
+        state = verdict.state.replace(" ", "-")
+        rows.append(
+            f'<tr id="claim-{c.id}"><td class="dglab-verdict dglab-{state}">{verdict.state}</td>'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+        )
+    head = "".join(f'<th scope="col">{t}</th>' for t in ("Verdict", "Claim", "Published", "Measured", "Why"))
+    table = f'<table class="dglab-claims"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return f'<div class="dglab-scroll">{table}</div>'

@@ -1,0 +1,186 @@
+"""Figures of the sampler's dynamics: notebooks 01 (an untrained model) and 02 (commit waves).
+
+Each takes traces or measurements that exist already and returns a plotly figure; nothing here measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dglab_utils.report.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, TEMPLATE, figure, published, spread
+from dglab_utils.report.results import Results
+from dglab_utils.sampling.trace import CanvasTrace
+
+
+def entropy_and_accepted(traces: Sequence[CanvasTrace], title: str) -> go.Figure:
+    """Mean entropy (band: all runs) above accepted positions a step, against the step. One model, several seeds."""
+    steps = min(t.steps for t in traces)
+    entropy = np.stack([t.mean_entropy[:steps] for t in traces])  # [runs, S]
+    accepted = np.stack([t.commits_per_step[:steps] for t in traces])
+    at = list(range(1, steps + 1))
+    both = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    both.update_layout(template=TEMPLATE, title={"text": title}, height=460)
+    for y, fill in ((entropy.min(axis=0), None), (entropy.max(axis=0), "tonexty")):
+        line = {"color": BLUE, "width": 0.5}
+        both.add_scatter(x=at, y=y.tolist(), mode="lines", line=line, fill=fill, showlegend=False, row=1, col=1)
+    median = np.median(entropy, axis=0).tolist()
+    both.add_scatter(x=at, y=median, mode="lines", line={"color": BLUE}, name="mean entropy, all runs", row=1, col=1)
+    uniform = math.log(traces[0].settings["vocab_size"])
+    both.add_scatter(
+        x=[1, steps],
+        y=[uniform, uniform],
+        mode="lines",
+        line={"color": RED, "dash": "dash"},
+        name="ln(vocabulary): no knowledge at all",
+        row=1,
+        col=1,
+    )
+    both.add_bar(
+        x=at, y=accepted.mean(axis=0).tolist(), marker_color=ORANGE, name="accepted, mean of runs", row=2, col=1
+    )
+    both.update_yaxes(title_text="nats", row=1, col=1)
+    both.update_yaxes(title_text="positions", rangemode="tozero", row=2, col=1)
+    both.update_xaxes(title_text="denoising step", row=2, col=1)
+    return both
+
+
+def tokens_per_forward_by_output(lengths: Sequence[int], values: Sequence[float], steps: int, canvas: int) -> go.Figure:
+    """The official tokens per forward of each run against its output length, and the line length / steps."""
+    chart = figure(
+        f"The official figure is output length over {steps} steps, wherever an EOS happened to fall",
+        "tokens returned before padding, the EOS included",
+        "tokens a forward",
+    )
+    chart.add_scatter(
+        x=[0, canvas],
+        y=[0, canvas / steps],
+        mode="lines",
+        line={"color": GREY, "dash": "dot"},
+        name=f"length / {steps}",
+    )
+    chart.add_scatter(
+        x=[0, canvas], y=[1, 1], mode="lines", line={"color": ORANGE}, name="accepted a step, in every run"
+    )
+    chart.add_scatter(
+        x=list(lengths),
+        y=list(values),
+        mode="markers",
+        marker={"color": BLUE, "size": 10, "opacity": 0.75},
+        name="one seed",
+    )
+    return chart
+
+
+def commit_waves(trace: CanvasTrace, difficulty: np.ndarray, title: str) -> go.Figure:
+    """Which positions each step accepted; positions from the easiest to the hardest."""
+    order = np.argsort(difficulty, kind="stable")
+    before = np.vstack([np.zeros_like(trace.accepted[:1]), trace.accepted[:-1]])
+    state = trace.accepted.astype(int) + (trace.accepted & ~before)  # 0 not accepted, 1 again, 2 newly
+    chart = figure(title, "denoising step", "position, from the easiest to the hardest", height=440)
+    steps = ["#C9CDD2", SKY, BLUE]
+    scale = [[edge, colour] for i, colour in enumerate(steps) for edge in (i / 3, (i + 1) / 3)]
+    chart.add_heatmap(
+        z=state[:, order].T.tolist(),
+        x=list(range(1, trace.steps + 1)),
+        zmin=-0.5,
+        zmax=2.5,
+        colorscale=scale,
+        colorbar={"tickvals": [0, 1, 2], "ticktext": ["not", "again", "newly"], "title": {"text": "accepted"}},
+        hovertemplate="step %{x}, rank %{y}<extra></extra>",
+    )
+    return chart
+
+
+def steps_and_accepted_by_bound(results: Results, bounds: Sequence[float], reference: Mapping) -> go.Figure:
+    """On the first lab's ramp: accepted a step and steps, both against the bound, with the published values."""
+    steps = [results.find("steps", study="first_lab", bound=b).median for b in bounds]
+    accepted = [results.find("accepted_per_step", study="first_lab", bound=b).median for b in bounds]
+    flat = len(set(steps)) == 1
+    title = (
+        f"A looser bound accepts {accepted[-1] / accepted[0]:.1f} times as much a step, and saves no step at all"
+        if flat
+        else "A looser bound accepts more a step and stops sooner"
+    )
+    chart = figure(title, "entropy bound, nats", "positions a step, or steps", log_x=True)
+    for values, key, name, colour in (
+        (accepted, "bound_to_mean_accepted", "accepted a step, mean", BLUE),
+        (steps, "bound_to_steps", "steps until the stop", ORANGE),
+    ):
+        chart.add_scatter(x=list(bounds), y=values, mode="lines+markers", line={"color": colour}, name=name)
+        named = "first lab" if key == "bound_to_steps" else "first lab, accepted"
+        marks = published(list(reference[key]), list(reference[key].values()), named)
+        chart.add_trace(marks.update(showlegend=key == "bound_to_steps"))
+    chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
+def steps_by_growth(results: Results, growths: Sequence[float], reference: Mapping) -> go.Figure:
+    """Steps until the stop against growth, with the published values."""
+    steps = [results.find("steps", study="first_lab", growth=g).median for g in growths]
+    chart = figure(
+        f"{growths[-1] / growths[0]:g} times the growth of confidence: {steps[0]:g} steps become {steps[-1]:g}",
+        "growth of the target's logit a step",
+        "steps until the stop",
+        log_x=True,
+    )
+    chart.add_scatter(x=list(growths), y=steps, mode="lines+markers", line={"color": BLUE}, name="measured here")
+    marks = reference["growth_to_steps"]
+    chart.add_trace(published(list(marks), list(marks.values()), "first lab"))
+    chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
+def steps_by_bound_and_pull(results: Results, bounds: Sequence[float], pulls: Sequence[float]) -> go.Figure:
+    """Steps until the stop against the bound, one line a pull; median and quartiles over ramps and draws."""
+    strongest = [results.find("steps", study="coupled", pull=pulls[-1], bound=b).median for b in bounds]
+    chart = figure(
+        f"Once logits listen to the canvas, the bound saves steps: {strongest[0]:g} become {strongest[-1]:g}",
+        "entropy bound, nats",
+        "steps until the stop",
+        log_x=True,
+    )
+    for pull, colour in zip(pulls, (GREY, SKY, BLUE, PURPLE, GREEN, ORANGE), strict=False):
+        found = [results.find("steps", study="coupled", pull=pull, bound=b) for b in bounds]
+        name = "no pull: the canvas is ignored" if pull == 0 else f"pull {pull:g}"
+        chart.add_trace(
+            spread(bounds, [m.q1 for m in found], [m.median for m in found], [m.q3 for m in found], name, colour)
+        )
+    chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
+def entropy_at_acceptance(by_bound: Mapping[float, np.ndarray], low: float, high: float) -> go.Figure:
+    """Distribution of the entropy at first acceptance, one box a bound; the published range of means as a band."""
+    medians = [float(np.median(v)) for v in by_bound.values()]
+    chart = figure(
+        f"Loosening the bound lets in guesses: the median entropy at acceptance goes from {medians[0]:.2g} to "
+        f"{medians[-1]:.2g} nats",
+        "entropy bound, nats",
+        "entropy at first acceptance, nats",
+        log_y=True,
+    )
+    for bound, values in by_bound.items():
+        q = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
+        chart.add_trace(
+            go.Box(
+                x=[f"{bound:g}"],
+                lowerfence=[q[0]],
+                q1=[q[1]],
+                median=[q[2]],
+                q3=[q[3]],
+                upperfence=[q[4]],
+                marker_color=BLUE,
+                showlegend=False,
+            )
+        )
+    chart.add_hrect(y0=low, y1=high, fillcolor=RED, opacity=0.25, line_width=0)
+    # A rectangle has no entry in the legend.
+    square = {"symbol": "square", "color": RED, "opacity": 0.4, "size": 12}
+    chart.add_scatter(x=[None], y=[None], mode="markers", marker=square, name="released model (published range)")
+    chart.update_xaxes(type="category")
+    return chart
