@@ -96,6 +96,16 @@ def test_runs_are_the_notebook_s_in_single_precision(script: Any) -> None:
     assert near <= 0.03 * steps
 
 
+@pytest.mark.parametrize("growth", [0.25, 1.0, 4.0])
+def test_the_stop_test_waits_for_a_stable_argmax(script: Any, growth: float) -> None:
+    """With a threshold above ln(vocabulary) every step is confident, so that stability alone decides."""
+    ramp = ConfidenceRamp(growth=growth)
+    trace = run_ramp(ramp, confidence_threshold=7.0)
+    ours = rule(script, content(ramp, threshold=7.0), growth, 0.1)
+    assert (len(ours), ours[-1]["stopped"]) == (trace.steps, trace.stopped)
+    assert trace.steps > 2
+
+
 @pytest.mark.parametrize(("growth", "steps"), [(0.5, 31), (1.0, 18), (2.0, 10), (4.0, 6)])
 def test_it_says_the_first_lab_s_steps(open_page: Open, growth: float, steps: int) -> None:
     page = open_page(standalone_html(entropy_bound_explorable(ConfidenceRamp(growth=growth)).data, "entropy_bound.js"))

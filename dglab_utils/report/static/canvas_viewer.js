@@ -32,7 +32,7 @@ const dglabCanvas = (() => {
     const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
     const lengths = new DataView(bytes.buffer);
     const deflated = [];
-    for (let at = 0; at < bytes.length; ) {
+    for (let at = 0; at < bytes.length;) {
       const end = at + 4 + lengths.getUint32(at, true);
       deflated.push(bytes.subarray(at + 4, end));
       at = end;
@@ -55,7 +55,9 @@ const dglabCanvas = (() => {
     }
     const ranks = () => {
       const planes = sections.splice(0, run.planes);
-      return Uint32Array.from({ length: cells }, (_, i) => planes.reduce((sum, plane, k) => sum + plane[i] * 256 ** k, 0));
+      return Uint32Array.from({ length: cells }, (_, i) =>
+        planes.reduce((sum, plane, k) => sum + plane[i] * 256 ** k, 0),
+      );
     };
     const idOf = (rank) => ids[rank - 1];
     const argmax = ranks();
@@ -82,7 +84,9 @@ const dglabCanvas = (() => {
   /** The numbers whose differences are in LEB128. */
   function runningSums(bytes) {
     const sums = [];
-    let sum = 0, number = 0, weight = 1;
+    let sum = 0,
+      number = 0,
+      weight = 1;
     for (const byte of bytes) {
       number += (byte & 127) * weight;
       weight *= 128;
@@ -105,30 +109,46 @@ const dglabCanvas = (() => {
 
   /** Text with its spaces, line ends and control characters made visible. */
   function visible(text) {
-    const sign = (c) => SIGNS[c] ?? (c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : `‹${c.charCodeAt(0).toString(16)}›`);
+    const sign = (c) =>
+      SIGNS[c] ?? (c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : `‹${c.charCodeAt(0).toString(16)}›`);
     return text === "" ? "∅" : text.replace(UNSEEN, sign);
   }
 
   /** The same for running text: spaces inside a word token stay spaces, a line end breaks the line. */
   const flowing = (text) =>
-    /^ +$/.test(text) ? text.replace(/ /g, "␣") : text.split(/([ \n])/).map((part) => (part === " " ? " " : part === "\n" ? "⏎\n" : part && visible(part))).join("") || "∅";
+    /^ +$/.test(text)
+      ? text.replace(/ /g, "␣")
+      : text
+          .split(/([ \n])/)
+          .map((part) => (part === " " ? " " : part === "\n" ? "⏎\n" : part && visible(part)))
+          .join("") || "∅";
 
-  const nats = (value) => (value === 0 ? "0" : value < 0.001 ? "< 0.001" : value < 1 ? value.toPrecision(2) : value.toFixed(2));
+  const nats = (value) =>
+    value === 0 ? "0" : value < 0.001 ? "< 0.001" : value < 1 ? value.toPrecision(2) : value.toFixed(2);
 
   /** Everything there is to say of position `at` of a run at a step that the run has. */
   function describe(run, step, at) {
     const i = step * run.length + at;
-    const now = run.accepted[i], before = isKept(run, i);
+    const now = run.accepted[i],
+      before = isKept(run, i);
     const state = now ? (run.firstAccept[at] === step ? "first" : "again") : before ? "dropped" : "open";
-    const token = (id) => ({ id, text: id < 0 ? null : run.text.get(id) ?? null });
-    return { state, kept: before, entropy: run.entropy[i], kl: run.kl?.[i], argmax: token(run.argmax[i]), current: token(run.current[i]) };
+    const token = (id) => ({ id, text: id < 0 ? null : (run.text.get(id) ?? null) });
+    return {
+      state,
+      kept: before,
+      entropy: run.entropy[i],
+      kl: run.kl?.[i],
+      argmax: token(run.argmax[i]),
+      current: token(run.current[i]),
+    };
   }
 
   const shown = ({ id, text }) => (text !== null ? visible(text) : id < 0 ? "░" : String(id));
 
   function firstAccepts(run) {
     const first = new Int32Array(run.length).fill(-1);
-    for (let i = run.accepted.length - 1; i >= 0; i--) if (run.accepted[i]) first[i % run.length] = Math.floor(i / run.length);
+    for (let i = run.accepted.length - 1; i >= 0; i--)
+      if (run.accepted[i]) first[i % run.length] = Math.floor(i / run.length);
     return first;
   }
 
@@ -153,18 +173,30 @@ const dglabCanvas = (() => {
     return node;
   }
   const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-  const s = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  const s = (tag, attributes = {}, ...children) =>
+    fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
   const icon = (path) => s("svg", { viewBox: "0 0 14 14", "aria-hidden": "true" }, s("path", { d: path }));
-  const PLAY = "M2 1v12l11-6z", PAUSE = "M2 1h4v12H2zM8 1h4v12H8z", BACK = "M11 1v12L3 7zM1 1h2v12H1z", NEXT = "M3 1v12l8-6zM11 1h2v12h-2z";
+  const PLAY = "M2 1v12l11-6z",
+    PAUSE = "M2 1h4v12H2zM8 1h4v12H8z",
+    BACK = "M11 1v12L3 7zM1 1h2v12H1z",
+    NEXT = "M3 1v12l8-6zM11 1h2v12h-2z";
 
   let instances = 0;
 
   /** A row of radio buttons: { value: label }. Returns the node and a function that shows a value. */
   function choice(caption, options, onPick) {
     const name = `dglab-${++instances}`;
-    const inputs = Object.keys(options).map((value) => h("input", { type: "radio", name, value, onchange: () => onPick(value) }));
+    const inputs = Object.keys(options).map((value) =>
+      h("input", { type: "radio", name, value, onchange: () => onPick(value) }),
+    );
     const labels = inputs.map((input) => h("label", {}, input, h("span", {}, options[input.value])));
-    const node = h("fieldset", { class: "dg-choice" }, h("legend", { class: "dg-hidden" }, caption), h("span", { "aria-hidden": "true" }, caption), h("div", { class: "dg-segments" }, ...labels));
+    const node = h(
+      "fieldset",
+      { class: "dg-choice" },
+      h("legend", { class: "dg-hidden" }, caption),
+      h("span", { "aria-hidden": "true" }, caption),
+      h("div", { class: "dg-segments" }, ...labels),
+    );
     return { node, inputs, show: (value) => inputs.forEach((input) => (input.checked = input.value === value)) };
   }
 
@@ -173,10 +205,22 @@ const dglabCanvas = (() => {
   function runPanel(run, title, columns) {
     const done = h("span", { class: "dg-done" });
     const stats = h("dl"); // no class: the book's theme would indent it
-    const cells = Array.from({ length: run.length }, (_, at) => h("div", { class: "dg-cell", role: "gridcell", tabindex: "-1", "data-at": at }));
+    const cells = Array.from({ length: run.length }, (_, at) =>
+      h("div", { class: "dg-cell", role: "gridcell", tabindex: "-1", "data-at": at }),
+    );
     const rows = [];
-    for (let at = 0; at < run.length; at += columns) rows.push(h("div", { class: "dg-row", role: "row" }, ...cells.slice(at, at + columns)));
-    const grid = h("div", { class: "dg-grid", role: "grid", "aria-label": `${title}, ${run.length} positions`, style: `--dg-columns:${columns}` }, ...rows);
+    for (let at = 0; at < run.length; at += columns)
+      rows.push(h("div", { class: "dg-row", role: "row" }, ...cells.slice(at, at + columns)));
+    const grid = h(
+      "div",
+      {
+        class: "dg-grid",
+        role: "grid",
+        "aria-label": `${title}, ${run.length} positions`,
+        style: `--dg-columns:${columns}`,
+      },
+      ...rows,
+    );
     const node = h("section", { class: "dg-run", "aria-label": title }, h("h4", {}, title, done), stats, grid);
 
     const stat = (name, value, unit = "") => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, unit)));
@@ -196,7 +240,8 @@ const dglabCanvas = (() => {
       );
       grid.dataset.view = state.view;
       grid.dataset.colour = state.colour;
-      const text = state.view === "text" ? (token) => (token.text !== null ? flowing(token.text) : `${shown(token)} `) : shown;
+      const text =
+        state.view === "text" ? (token) => (token.text !== null ? flowing(token.text) : `${shown(token)} `) : shown;
       cells.forEach((cell, at) => {
         const said = describe(run, step, at);
         const token = said[state.token];
@@ -208,7 +253,10 @@ const dglabCanvas = (() => {
         cell.style.setProperty("--dg-share", Math.sqrt(value / (scaleTop || 1)).toFixed(3));
         cell.classList.toggle("dg-chosen", at === state.cell);
         cell.tabIndex = at === Math.max(state.cell, 0) ? 0 : -1;
-        cell.setAttribute("aria-label", `position ${at}: ${shown(token)}${noise ? ", random" : ""}, entropy ${nats(said.entropy)} nats, ${STATES[said.state]}`);
+        cell.setAttribute(
+          "aria-label",
+          `position ${at}: ${shown(token)}${noise ? ", random" : ""}, entropy ${nats(said.entropy)} nats, ${STATES[said.state]}`,
+        );
       });
     }
     return { node, cells, draw };
@@ -228,9 +276,17 @@ const dglabCanvas = (() => {
     const node = s(
       "svg",
       {
-        class: "dg-spark", viewBox: "0 0 100 34", preserveAspectRatio: "none", "aria-hidden": "true",
-        onpointerdown: (event) => { node.setPointerCapture(event.pointerId); pick(event); },
-        onpointermove: (event) => { if (event.buttons) pick(event); },
+        class: "dg-spark",
+        viewBox: "0 0 100 34",
+        preserveAspectRatio: "none",
+        "aria-hidden": "true",
+        onpointerdown: (event) => {
+          node.setPointerCapture(event.pointerId);
+          pick(event);
+        },
+        onpointermove: (event) => {
+          if (event.buttons) pick(event);
+        },
       },
       s("path", { class: "dg-area", d: `M0 34L${path(accepted).slice(1)}L${x(run.steps - 1)} 34Z` }),
       s("path", { class: "dg-line", d: path(run.meanEntropy.map((value) => (value ?? 0) / (top || 1))) }),
@@ -254,12 +310,17 @@ const dglabCanvas = (() => {
     const steps = Math.max(...runs.map((run) => run.steps));
     const { length } = runs[0];
     const columns = columnsFor(length);
-    const tops = { entropy: Math.max(...runs.map((run) => run.entropyTop)), kl: Math.max(...runs.map((run) => run.klTop ?? 0)) };
+    const tops = {
+      entropy: Math.max(...runs.map((run) => run.entropyTop)),
+      kl: Math.max(...runs.map((run) => run.klTop ?? 0)),
+    };
     const meanTop = Math.max(...runs.flatMap((run) => run.meanEntropy));
     const hasKl = runs.every((run) => run.kl);
     const hasCurrent = runs.every((run) => run.currentKept !== "none");
     const titles = runs.map((run, k) => run.label || (runs.length > 1 ? `Run ${"AB"[k]}` : "Canvas"));
-    let hovered = -1, timer = null, speaking = null;
+    let hovered = -1,
+      timer = null,
+      speaking = null;
 
     // Changes come from the reader (told to the host) or from the host (not echoed back to it).
     function set(changes, fromReader = false) {
@@ -273,7 +334,10 @@ const dglabCanvas = (() => {
       if (fromReader) changed.forEach((name) => onChange(name, state[name]));
     }
     const pick = (changes) => set(changes, true);
-    const go = (step) => { pause(); pick({ step }); };
+    const go = (step) => {
+      pause();
+      pick({ step });
+    };
 
     function play() {
       if (state.step >= steps - 1) pick({ step: 0 });
@@ -294,28 +358,61 @@ const dglabCanvas = (() => {
     const toggle = () => (timer === null ? play() : pause());
 
     // The parts.
-    const token = choice("Show", { argmax: "best guess", current: "canvas as read" }, (value) => pick({ token: value }));
+    const token = choice("Show", { argmax: "best guess", current: "canvas as read" }, (value) =>
+      pick({ token: value }),
+    );
     const view = choice("as", { grid: "grid", text: "text" }, (value) => pick({ view: value }));
-    const colour = choice("Colour by", { accept: "acceptance", entropy: "entropy", ...(hasKl ? { kl: "KL to final" } : {}) }, (value) => pick({ colour: value }));
+    const colour = choice(
+      "Colour by",
+      { accept: "acceptance", entropy: "entropy", ...(hasKl ? { kl: "KL to final" } : {}) },
+      (value) => pick({ colour: value }),
+    );
     token.inputs[1].disabled = !hasCurrent;
     const note = h("p", { class: "dg-note" });
     const panels = runs.map((run, k) => runPanel(run, titles[k], columns));
     const sparks = runs.map((run) => sparkline(run, steps, meanTop, go));
-    const back = h("button", { type: "button", "aria-label": "One step back", onclick: () => go(state.step - 1) }, icon(BACK));
-    const next = h("button", { type: "button", "aria-label": "One step on", onclick: () => go(state.step + 1) }, icon(NEXT));
+    const back = h(
+      "button",
+      { type: "button", "aria-label": "One step back", onclick: () => go(state.step - 1) },
+      icon(BACK),
+    );
+    const next = h(
+      "button",
+      { type: "button", "aria-label": "One step on", onclick: () => go(state.step + 1) },
+      icon(NEXT),
+    );
     const playing = h("button", { type: "button", class: "dg-play", onclick: toggle });
-    const scrub = h("input", { type: "range", min: 0, max: steps - 1, step: 1, "aria-label": "Denoising step", oninput: () => go(Number(scrub.value)) });
+    const scrub = h("input", {
+      type: "range",
+      min: 0,
+      max: steps - 1,
+      step: 1,
+      "aria-label": "Denoising step",
+      oninput: () => go(Number(scrub.value)),
+    });
     const legend = h("div", { class: "dg-legend" });
     const detail = h("div", { class: "dg-detail" });
     const live = h("p", { class: "dg-hidden", "aria-live": "polite" });
-    const key = h("p", { class: "dg-note", "aria-hidden": "true" }, h("i", { class: "dg-key dg-area" }), `accepted a step, of ${length} \u2002 `, h("i", { class: "dg-key dg-line" }), `mean entropy, top ${nats(meanTop)} nats`);
+    const key = h(
+      "p",
+      { class: "dg-note", "aria-hidden": "true" },
+      h("i", { class: "dg-key dg-area" }),
+      `accepted a step, of ${length} \u2002 `,
+      h("i", { class: "dg-key dg-line" }),
+      `mean entropy, top ${nats(meanTop)} nats`,
+    );
     const root = h(
       "div",
       { class: "dglab", role: "group", "aria-label": "Canvas viewer", "data-lm-suppress-shortcuts": "true" },
       h("div", { class: "dg-bar" }, token.node, view.node, colour.node),
       note,
       h("div", { class: runs.length > 1 ? "dg-runs dg-two" : "dg-runs" }, ...panels.map((panel) => panel.node)),
-      h("div", { class: "dg-player" }, h("div", { class: "dg-buttons" }, back, playing, next), h("div", { class: "dg-track" }, scrub, ...sparks.map((spark) => spark.node), key)),
+      h(
+        "div",
+        { class: "dg-player" },
+        h("div", { class: "dg-buttons" }, back, playing, next),
+        h("div", { class: "dg-track" }, scrub, ...sparks.map((spark) => spark.node), key),
+      ),
       legend,
       detail,
       live,
@@ -342,8 +439,11 @@ const dglabCanvas = (() => {
       playing.setAttribute("aria-label", timer === null ? "Play" : "Pause");
     }
     function explain() {
-      const left = runs.some((run) => run.currentKept === "kept") ? " The ids of random tokens are left out of this page (░) to keep it small." : "";
-      if (state.token === "current") return `Canvas as read: what the model is given at this step. Accepted tokens stay from the step before; all others are random (italic).${left}`;
+      const left = runs.some((run) => run.currentKept === "kept")
+        ? " The ids of random tokens are left out of this page (░) to keep it small."
+        : "";
+      if (state.token === "current")
+        return `Canvas as read: what the model is given at this step. Accepted tokens stay from the step before; all others are random (italic).${left}`;
       const no = hasCurrent ? "" : " The canvas as read is left out of this page to keep it small.";
       return `Best guess: the model's most likely token (argmax) at every position. The last step's is the answer.${no}`;
     }
@@ -353,7 +453,12 @@ const dglabCanvas = (() => {
         return legend.replaceChildren(...Object.keys(STATES).map(swatch));
       }
       const top = tops[state.colour];
-      const ticks = top > 0 ? [0, 0.04, 0.25, 0.5625, 1].map((share) => h("b", { style: `left:${100 * Math.sqrt(share)}%` }, nats(share * top))) : [h("b", { style: "left:0" }, "0")];
+      const ticks =
+        top > 0
+          ? [0, 0.04, 0.25, 0.5625, 1].map((share) =>
+              h("b", { style: `left:${100 * Math.sqrt(share)}%` }, nats(share * top)),
+            )
+          : [h("b", { style: "left:0" }, "0")];
       legend.replaceChildren(
         h("span", {}, { entropy: "entropy, nats", kl: "KL to the final distribution, nats" }[state.colour]),
         h("div", { class: "dg-scale" }, h("i"), ...ticks),
@@ -364,20 +469,38 @@ const dglabCanvas = (() => {
       const at = hovered >= 0 ? hovered : state.cell;
       panels.forEach((panel) => panel.cells.forEach((cell, i) => cell.classList.toggle("dg-hovered", i === hovered)));
       if (at < 0) {
-        const keys = [["Space", "plays"], ["← →", "step"], [", .", "step while in the grid"]].flatMap(([keyName, does]) => [h("kbd", {}, keyName), ` ${does} \u2002 `]);
-        return detail.replaceChildren(h("p", { class: "dg-note" }, "Point at a cell to see its token, or tab into the grid and move with the arrow keys.", h("br"), ...keys));
+        const keys = [
+          ["Space", "plays"],
+          ["← →", "step"],
+          [", .", "step while in the grid"],
+        ].flatMap(([keyName, does]) => [h("kbd", {}, keyName), ` ${does} \u2002 `]);
+        return detail.replaceChildren(
+          h(
+            "p",
+            { class: "dg-note" },
+            "Point at a cell to see its token, or tab into the grid and move with the arrow keys.",
+            h("br"),
+            ...keys,
+          ),
+        );
       }
       detail.replaceChildren(...runs.map((run, k) => inDetail(run, titles[k], at)));
     }
     function inDetail(run, title, at) {
       const said = describe(run, Math.min(state.step, run.steps - 1), at);
-      const named = (it) => (it.id < 0 ? ["random, left out of this page"] : [h("bdi", { class: "dg-token" }, shown(it)), it.text === null ? "" : ` id ${it.id}`]);
+      const named = (it) =>
+        it.id < 0
+          ? ["random, left out of this page"]
+          : [h("bdi", { class: "dg-token" }, shown(it)), it.text === null ? "" : ` id ${it.id}`];
       const origin = said.kept ? " · from the step before" : " · random";
       const first = run.firstAccept[at];
       const lines = [
         ["position", [`${at}`, runs.length > 1 ? ` · ${title}` : ""]],
         ["best guess", named(said.argmax)],
-        ["canvas as read", hasCurrent ? [...named(said.current), said.current.id < 0 ? "" : origin] : ["left out of this page"]],
+        [
+          "canvas as read",
+          hasCurrent ? [...named(said.current), said.current.id < 0 ? "" : origin] : ["left out of this page"],
+        ],
         ["entropy", [`${nats(said.entropy)} nats`]],
         ...(run.kl ? [["KL to final", [`${nats(said.kl)} nats`]]] : []),
         ["accepted", [STATES[said.state], said.state === "first" || first < 0 ? "" : ` · first at step ${first + 1}`]],
@@ -396,14 +519,25 @@ const dglabCanvas = (() => {
     // Said once things have been still for a moment, and not while playing.
     function speak() {
       clearTimeout(speaking);
-      speaking = setTimeout(() => { if (timer === null) live.textContent = summary(); }, 400);
+      speaking = setTimeout(() => {
+        if (timer === null) live.textContent = summary();
+      }, 400);
     }
 
     // Input.
     const cellOf = (event) => event.target.closest?.("[data-at]");
-    root.addEventListener("pointerover", (event) => { hovered = Number(cellOf(event)?.dataset.at ?? -1); drawDetail(); });
-    root.addEventListener("pointerleave", () => { hovered = -1; drawDetail(); });
-    root.addEventListener("focusin", (event) => { const cell = cellOf(event); if (cell) pick({ cell: Number(cell.dataset.at) }); });
+    root.addEventListener("pointerover", (event) => {
+      hovered = Number(cellOf(event)?.dataset.at ?? -1);
+      drawDetail();
+    });
+    root.addEventListener("pointerleave", () => {
+      hovered = -1;
+      drawDetail();
+    });
+    root.addEventListener("focusin", (event) => {
+      const cell = cellOf(event);
+      if (cell) pick({ cell: Number(cell.dataset.at) });
+    });
     root.addEventListener("keydown", (event) => {
       if (event.altKey || event.metaKey || !onKey(event)) return;
       event.preventDefault();
@@ -412,23 +546,27 @@ const dglabCanvas = (() => {
 
     /** Acts on a key; true when it was one of ours. */
     function onKey({ key, target, ctrlKey }) {
-      if (key === ",") return go(state.step - 1), true;
-      if (key === ".") return go(state.step + 1), true;
-      if (key === " " && !target.matches("button, [type=radio]")) return toggle(), true;
+      if (key === ",") return (go(state.step - 1), true);
+      if (key === ".") return (go(state.step + 1), true);
+      if (key === " " && !target.matches("button, [type=radio]")) return (toggle(), true);
       const cell = target.closest("[data-at]");
       if (cell) return moveFrom(cell, key, ctrlKey);
       if (target.matches("input")) return false; // radio buttons and the scrubber have their own arrow keys
       const step = { ArrowLeft: state.step - 1, ArrowRight: state.step + 1, Home: 0, End: steps - 1 }[key];
       if (step === undefined) return false;
-      return go(step), true;
+      return (go(step), true);
     }
     function moveFrom(cell, key, ctrlKey) {
       const at = Number(cell.dataset.at);
       const { cells } = panels.find((panel) => panel.node.contains(cell));
       const row = at - (at % columns);
       const target = {
-        ArrowLeft: at - 1, ArrowRight: at + 1, ArrowUp: at - columns, ArrowDown: at + columns,
-        Home: ctrlKey ? 0 : row, End: ctrlKey ? cells.length - 1 : Math.min(row + columns, cells.length) - 1,
+        ArrowLeft: at - 1,
+        ArrowRight: at + 1,
+        ArrowUp: at - columns,
+        ArrowDown: at + columns,
+        Home: ctrlKey ? 0 : row,
+        End: ctrlKey ? cells.length - 1 : Math.min(row + columns, cells.length) - 1,
       }[key];
       if (target === undefined) return false;
       cells[target]?.focus();
@@ -439,7 +577,15 @@ const dglabCanvas = (() => {
     draw();
     el.classList.add("dglab-host");
     el.replaceChildren(root);
-    return { set, state, runs, destroy: () => { pause(); clearTimeout(speaking); } };
+    return {
+      set,
+      state,
+      runs,
+      destroy: () => {
+        pause();
+        clearTimeout(speaking);
+      },
+    };
   }
 
   // -- the two hosts -----------------------------------------------------------------------------------------------

@@ -35,7 +35,16 @@ const dglabEntropyBound = (() => {
       const argmax = logits.map((logit, position) => (logit > 0 ? ramp.targets[position] : 0)); // all equal: the first token
       const stable = argmaxBefore !== null && argmax.every((token, position) => token === argmaxBefore[position]);
       const stopped = stable && mean < ramp.threshold;
-      run.push({ temperature, entropy, order, before, accepted, count: accepted.reduce((a, b) => a + b), mean, stopped });
+      run.push({
+        temperature,
+        entropy,
+        order,
+        before,
+        accepted,
+        count: accepted.reduce((a, b) => a + b),
+        mean,
+        stopped,
+      });
       if (stopped) break;
       argmaxBefore = argmax;
     }
@@ -52,7 +61,8 @@ const dglabEntropyBound = (() => {
 
   const GROWTH = { from: -2, to: 3, step: 0.125, value: (x) => 2 ** x, at: Math.log2 }; // 0.25 to 8
   const BOUND = { from: -3, to: 2, step: 0.1, value: (x) => 10 ** x, at: Math.log10 }; // 0.001 to 100
-  const FLOOR = 1e-4, CEILING = 3000; // of the chart, nats
+  const FLOOR = 1e-4,
+    CEILING = 3000; // of the chart, nats
 
   function fill(node, attributes, children) {
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -60,14 +70,22 @@ const dglabEntropyBound = (() => {
     return node;
   }
   const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-  const s = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  const s = (tag, attributes = {}, ...children) =>
+    fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
   const plain = (value) => String(Number(value.toPrecision(2)));
 
   function dial(caption, low, high, step, onInput) {
     const input = h("input", { type: "range", min: low, max: high, step, "aria-label": caption });
     const shown = h("b", { "aria-hidden": "true" });
     input.addEventListener("input", onInput);
-    return { node: h("label", {}, h("span", {}, caption, shown), input), input, say(text) { shown.textContent = text; input.setAttribute("aria-valuetext", text); } };
+    return {
+      node: h("label", {}, h("span", {}, caption, shown), input),
+      input,
+      say(text) {
+        shown.textContent = text;
+        input.setAttribute("aria-valuetext", text);
+      },
+    };
   }
 
   /** Builds the explorable in `el`; ramp as `rule` wants it, with growth and bound to begin with. */
@@ -81,7 +99,11 @@ const dglabEntropyBound = (() => {
     const chart = s("svg", { class: "dg-chart", role: "img" });
     const cells = Array.from({ length }, () => h("i", { class: "dg-cell" }));
     const columns = Math.ceil(Math.sqrt(length));
-    const grid = h("div", { class: "dg-grid dg-square", role: "img", "data-colour": "accept", style: `--dg-columns:${columns}` }, ...cells);
+    const grid = h(
+      "div",
+      { class: "dg-grid dg-square", role: "img", "data-colour": "accept", style: `--dg-columns:${columns}` },
+      ...cells,
+    );
     const key = (kind, text) => h("span", {}, h("i", { class: `dg-key dg-key-${kind}` }), text);
     const state = (name, text) => h("span", {}, h("i", { class: "dg-cell", "data-state": name }), text);
     const root = h(
@@ -92,14 +114,48 @@ const dglabEntropyBound = (() => {
       h(
         "div",
         { class: "dg-pair" },
-        h("figure", {}, chart, h("figcaption", {}, "All positions, most certain first. A position is accepted while the entropies ahead of it sum to no more than the bound.", h("span", { class: "dg-legend" }, key("sum", "sum ahead of it"), key("entropy", "its own entropy"), key("bound", "bound")))),
-        h("figure", {}, grid, h("figcaption", {}, "The canvas at this step.", h("span", { class: "dg-legend" }, state("first", "first time"), state("again", "again"), state("dropped", "no longer"), state("open", "not accepted")))),
+        h(
+          "figure",
+          {},
+          chart,
+          h(
+            "figcaption",
+            {},
+            "All positions, most certain first. A position is accepted while the entropies ahead of it sum to no more than the bound.",
+            h(
+              "span",
+              { class: "dg-legend" },
+              key("sum", "sum ahead of it"),
+              key("entropy", "its own entropy"),
+              key("bound", "bound"),
+            ),
+          ),
+        ),
+        h(
+          "figure",
+          {},
+          grid,
+          h(
+            "figcaption",
+            {},
+            "The canvas at this step.",
+            h(
+              "span",
+              { class: "dg-legend" },
+              state("first", "first time"),
+              state("again", "again"),
+              state("dropped", "no longer"),
+              state("open", "not accepted"),
+            ),
+          ),
+        ),
       ),
       live,
     );
     growth.input.value = GROWTH.at(ramp.growth);
     bound.input.value = BOUND.at(ramp.bound);
-    let run = [], speaking = null;
+    let run = [],
+      speaking = null;
 
     function update() {
       run = rule(ramp, GROWTH.value(Number(growth.input.value)), BOUND.value(Number(bound.input.value)));
@@ -114,14 +170,22 @@ const dglabEntropyBound = (() => {
       growth.say(`${plain(GROWTH.value(Number(growth.input.value)))} logits a step`);
       bound.say(`${plain(nats)} nats`);
       step.say(`${at + 1} of ${run.length}`);
-      const end = run.at(-1).stopped ? `stops after ${run.length} steps` : `all ${run.length} steps pass without a stop`;
+      const end = run.at(-1).stopped
+        ? `stops after ${run.length} steps`
+        : `all ${run.length} steps pass without a stop`;
       says.textContent = `At step ${at + 1}, ${now.count} of ${length} are accepted; ${end}.`;
       clearTimeout(speaking);
       speaking = setTimeout(() => (live.textContent = says.textContent), 500);
       const first = (position) => run.findIndex(({ accepted }) => accepted[position]) === at;
       cells.forEach((cell, position) => {
         const before = at > 0 && run[at - 1].accepted[position];
-        cell.dataset.state = now.accepted[position] ? (first(position) ? "first" : "again") : before ? "dropped" : "open";
+        cell.dataset.state = now.accepted[position]
+          ? first(position)
+            ? "first"
+            : "again"
+          : before
+            ? "dropped"
+            : "open";
       });
       grid.setAttribute("aria-label", `${now.count} of ${length} positions accepted at step ${at + 1}`);
       drawChart(now, nats);
@@ -130,12 +194,22 @@ const dglabEntropyBound = (() => {
     function drawChart({ entropy, order, before, count, mean }, nats) {
       const { width, height } = chart.getBoundingClientRect();
       if (!width) return; // in a closed tab or fold; the observer calls again when it opens
-      const left = 42, right = width - 6, top = 8, bottom = height - 34;
+      const left = 42,
+        right = width - 6,
+        top = 8,
+        bottom = height - 34;
       const x = (rank) => left + ((right - left) * rank) / length;
       const share = (value) => Math.log(Math.max(value, FLOOR) / FLOOR) / Math.log(CEILING / FLOOR);
       const y = (value) => bottom - (bottom - top) * share(value);
-      const line = (values, kind) => s("path", { class: kind, d: values.map((value, rank) => `${rank ? "L" : "M"}${x(rank + 0.5).toFixed(1)} ${y(value).toFixed(1)}`).join("") });
-      const label = (text, at, height, anchor = "middle", kind = "") => s("text", { x: at, y: height, "text-anchor": anchor, class: kind }, text);
+      const line = (values, kind) =>
+        s("path", {
+          class: kind,
+          d: values
+            .map((value, rank) => `${rank ? "L" : "M"}${x(rank + 0.5).toFixed(1)} ${y(value).toFixed(1)}`)
+            .join(""),
+        });
+      const label = (text, at, height, anchor = "middle", kind = "") =>
+        s("text", { x: at, y: height, "text-anchor": anchor, class: kind }, text);
       const ticks = [0.001, 0.01, 0.1, 1, 10, 100, 1000].flatMap((value) => [
         s("line", { class: "dg-rule", x1: left, x2: right, y1: y(value), y2: y(value) }),
         label(value, left - 6, y(value) + 4, "end"),
@@ -146,11 +220,17 @@ const dglabEntropyBound = (() => {
         ...ticks,
         ...places.map((rank) => label(rank, x(rank - 0.5), bottom + 16)),
         label("position by rank; nats, logarithmic", (left + right) / 2, bottom + 31),
-        line(order.map((position) => entropy[position]), "dg-entropy"),
+        line(
+          order.map((position) => entropy[position]),
+          "dg-entropy",
+        ),
         line(before, "dg-sum"),
         s("line", { class: "dg-bound", x1: left, x2: right, y1: y(nats), y2: y(nats) }),
       );
-      chart.setAttribute("aria-label", `${count} of ${length} positions lie within the bound of ${plain(nats)} nats; mean entropy ${plain(mean)} nats`);
+      chart.setAttribute(
+        "aria-label",
+        `${count} of ${length} positions lie within the bound of ${plain(nats)} nats; mean entropy ${plain(mean)} nats`,
+      );
     }
 
     el.classList.add("dglab-host");
