@@ -109,6 +109,25 @@ def _tokens_per_forward(results: Results) -> Verdict:
     )
 
 
+def _trained_confidence(results: Results) -> Verdict:
+    accepted = [results.find("accepted_per_step", sharpness=f).median for f in results.verdict_inputs["sharpness"]]
+    stopped = results.verdict_inputs["sharp_runs_stopped"]
+    measured = (
+        f"{min(accepted):.2f} to {max(accepted):.1f} accepted a step by sharpness of the same random weights; "
+        f"{stopped} runs stopped before the cap"
+    )
+    if stopped:
+        return Verdict("not reproduced", measured, "Random weights, sharpened, stop early: it took no training.")
+    if max(accepted) > 2:
+        return Verdict(
+            "partly",
+            measured,
+            "Many tokens a step take confidence, and that takes no training; to stop early the canvas must agree with "
+            "itself from step to step, and that no untrained model did.",
+        )
+    return Verdict("reproduced", measured, "Without training neither many tokens a step nor an early stop was seen.")
+
+
 # -- experiment B: the confidence ramp -----------------------------------------------------------------------
 
 
@@ -177,6 +196,14 @@ CLAIMS: tuple[Claim, ...] = (
         "1.19 tokens a forward",
         "01_untrained_model",
         _tokens_per_forward,
+    ),
+    Claim(
+        "confidence-is-trained",
+        "The speed advantage comes from trained confidence, not from the architecture.",
+        _A,
+        "stated, from one model whose logits were flat",
+        "01_untrained_model",
+        _trained_confidence,
     ),
     Claim(
         "growth-sets-steps",

@@ -76,6 +76,32 @@ def tokens_per_forward_by_output(lengths: Sequence[int], values: Sequence[float]
     return chart
 
 
+def accepted_by_sharpness(results: Results, sharpness: Sequence[float]) -> go.Figure:
+    """Accepted a step, steps taken and the share of changing guesses, against the sharpness of an untrained model."""
+    accepted = [results.find("accepted_per_step", sharpness=f) for f in sharpness]
+    steps = [results.find("steps", sharpness=f) for f in sharpness]
+    changed = [results.find("argmax_changed", sharpness=f) for f in sharpness]
+    best = max(m.median for m in accepted)
+    saved = "and still no canvas stops early" if min(m.median for m in steps) == max(m.q3 for m in steps) else ""
+    chart = figure(
+        f"Sharpened, random weights accept up to {best:.0f} positions a step {saved}".rstrip(),
+        "factor on the gain of the last norm",
+        "positions, steps, or per cent",
+        log_x=True,
+    )
+    for found, name, colour, scale in (
+        (accepted, "accepted a step", BLUE, 1),
+        (steps, "steps taken", ORANGE, 1),
+        (changed, "guesses that change a step, %", PURPLE, 100),
+    ):
+        quartiles = [
+            [scale * v for v in values] for values in zip(*((m.q1, m.median, m.q3) for m in found), strict=True)
+        ]
+        chart.add_trace(spread(sharpness, *quartiles, name, colour))
+    chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
 def commit_waves(trace: CanvasTrace, difficulty: np.ndarray, title: str) -> go.Figure:
     """Which positions each step accepted; positions from the easiest to the hardest."""
     order = np.argsort(difficulty, kind="stable")

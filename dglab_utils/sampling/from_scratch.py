@@ -14,8 +14,13 @@ this: other devices and caches, streaming, images, compiled loops, padded prompt
 
 from __future__ import annotations
 
+from inspect import signature
+
 import torch
 from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
+
+# What the cache argument is called: `past_key_values` before Transformers renamed it.
+CACHE = "cache" if "cache" in signature(DiffusionGemmaForBlockDiffusion.forward).parameters else "past_key_values"
 
 
 @torch.no_grad()
@@ -51,7 +56,7 @@ def block_diffusion(
 
     for _ in range(-(-max_new_tokens // length)):
         # The encoder reads what it has not read yet, causally; from here on the canvas sees it through the cache.
-        model.model.encoder(input_ids=unread, cache=cache)
+        model.model.encoder(input_ids=unread, **{CACHE: cache})
 
         canvas = torch.randint(vocab, (batch, length))  # [B, L] the noise that everything starts from
         answer = canvas
@@ -60,7 +65,7 @@ def block_diffusion(
         done = torch.zeros(batch, dtype=torch.bool)
 
         for step in range(max_denoising_steps, 0, -1):  # steps that remain
-            raw = model(decoder_input_ids=canvas, self_conditioning_logits=logits, cache=cache).logits
+            raw = model(decoder_input_ids=canvas, self_conditioning_logits=logits, **{CACHE: cache}).logits
             # In float32, as upstream: the schedule's last bit decides draws.
             tempered = raw / (t_min + (t_max - t_min) * (torch.tensor(step) / max_denoising_steps))
             probabilities = torch.softmax(tempered, dim=-1)

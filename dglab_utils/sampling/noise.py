@@ -5,7 +5,7 @@ The official loop draws for the whole batch from one global generator (`torch.mu
 is the official sampler with a generator for each row. A generator is seeded anew for each canvas: how long the
 neighbours kept a canvas going must not shift the draws of the next one.
 
-The loop still draws its own candidates; they are thrown away, and the global generator moves as it always does.
+The loop still draws candidates from the global generator; they are thrown away.
 """
 
 from __future__ import annotations

@@ -138,6 +138,11 @@ class CanvasTrace:
         accepted_before = self.accept_transitions[1].sum()
         return float(self.accept_transitions[1, 0] / accepted_before) if accepted_before else float("nan")
 
+    @property
+    def argmax_changed_share(self) -> float:
+        """Share of positions whose argmax differs from the step before, mean over steps; NaN for one step."""
+        return float((self.argmax[1:] != self.argmax[:-1]).mean()) if self.steps > 1 else float("nan")
+
     @cached_property
     def first_accept(self) -> np.ndarray:
         """[L] step (from 0) that first accepted the position; -1 where none did."""
@@ -175,7 +180,10 @@ class CanvasTrace:
             raise LabError("kl_to_final needs the logits: record the trace with observe(model, keep_logits=True)")
         log_p = self.logits.astype(np.float64)
         log_p -= np.logaddexp.reduce(log_p, axis=-1, keepdims=True)
-        return np.sum(np.exp(log_p) * (log_p - log_p[-1]), axis=-1)
+        probability = np.exp(log_p)
+        # A token that cannot occur (probability 0, log -inf) adds nothing, though -inf less -inf is no number.
+        gap = np.subtract(log_p, log_p[-1], out=np.zeros_like(log_p), where=probability > 0)
+        return np.sum(probability * gap, axis=-1)
 
     # -- on disk ---------------------------------------------------------------------------------------------
 
