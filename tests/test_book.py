@@ -187,7 +187,7 @@ def test_a_run_with_an_error_in_it_is_refused(lab):
 
 def test_stale_unfinished_and_unlisted_notebooks_are_refused_all_at_once(lab):
     keep(lab, "02_b")
-    (lab / "quick" / "01_a.partial.ipynb").write_text("{}")
+    (lab / "quick" / "01_a.1.partial.ipynb").write_text("{}")
     path = lab / "notebooks" / "02_b.ipynb"
     path.write_text(path.read_text().replace("how many", "how very many"))
     write_notebook(lab / "notebooks", "03_c")

@@ -122,9 +122,17 @@ def test_a_run_that_was_tampered_with_or_cut_off_is_not_published(tmp_path):
     path.write_text(text[: len(text) // 2])
     assert "cannot be read" in (fault(tmp_path, "01_good") or "")
     path.write_text(text)
-    (tmp_path / "quick" / "01_good.partial.ipynb").write_text(text)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    partial = tmp_path / "quick" / f"01_good.{gone.pid}.partial.ipynb"
+    partial.write_text(text)
     assert "has not ended" in (fault(tmp_path, "01_good") or "")
-    (tmp_path / "quick" / "01_good.partial.ipynb").unlink()
+    running = tmp_path / "quick" / f"01_good.{os.getppid()}.partial.ipynb"
+    running.write_text(text)
+    run(tmp_path)
+    assert not partial.exists(), "a killed attempt is forgotten when a later one is complete"
+    assert running.exists() and "has not ended" in (fault(tmp_path, "01_good") or ""), "one that goes on is not"
+    running.unlink()
     (tmp_path / "quick" / "01_good.json").write_text("{")
     with pytest.raises(LabError, match=r"01_good\.json: not a run's record"):
         fault(tmp_path, "01_good")

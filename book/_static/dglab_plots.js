@@ -82,11 +82,14 @@
     return update;
   }
 
-  /* What a phone needs: the legend below the figure, and no room lost at the sides. */
+  /* What a phone needs: a legend that stands beside the figure goes below it, and no room is lost at the sides. */
   function narrowed(layout, width) {
     if (width >= NARROW) return layout;
     const fitted = Object.assign({}, layout);
-    fitted.legend = Object.assign({}, layout.legend, { orientation: "h", x: 0, xanchor: "left", y: -0.22, yanchor: "top" });
+    const legend = Object.assign({}, given(layout, "template.layout.legend"), layout.legend);
+    if (legend.orientation !== "h") {
+      fitted.legend = Object.assign(legend, { orientation: "h", x: 0, xanchor: "left", y: -0.22, yanchor: "top" });
+    }
     fitted.margin = Object.assign({}, layout.margin, { l: 52, r: 12 });
     return fitted;
   }

@@ -152,7 +152,7 @@ def read_profile(path: Path, notebooks: Sequence[Notebook]) -> dict[str, dict[st
         LabError: not a mapping of that form, or a notebook or parameter that does not exist.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml12) or {}
+        content = load_yaml(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path}: not YAML that can be read ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict) or not all(isinstance(v, dict | None) for v in content.values()):
@@ -217,9 +217,14 @@ def _refuse_unknown(keys: Iterable[str], notebooks: Sequence[Notebook], where: s
 
 def _yaml_value(text: str, assignment: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Yaml12)
+        return load_yaml(text)
     except yaml.YAMLError:
         raise LabError(f"-p {assignment}: {text!r} is not a YAML value; quote text, write lists as [1, 2]") from None
+
+
+def load_yaml(text: str) -> Any:
+    """A YAML document, read by the core schema of YAML 1.2; raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_Yaml12)
 
 
 class _Yaml12(yaml.SafeLoader):

@@ -4,7 +4,7 @@ For each notebook NAME a run folder (build/runs/<profile>/) holds one of:
 
     NAME.ipynb + NAME.json                 a complete run, and its record
     NAME.failed.ipynb + NAME.failed.json   the latest attempt, when it failed or was interrupted: with its traceback
-    NAME.partial.ipynb                     an attempt that is going on, or whose process was killed
+    NAME.<process>.partial.ipynb           an attempt that is going on, or whose process was killed
 
 A complete run is never touched by a later attempt that fails: both stay on disk. But it no longer counts: as long as
 a failed or partial attempt lies beside it, `fault_of_run` reports that, and no page is made. A complete attempt
@@ -111,7 +111,7 @@ def run_all(plans: Sequence[Plan], profile: str, folder: Path, cell_timeout: int
 
 def run_one(plan: Plan, profile: str, folder: Path, cell_timeout: int, progress: tqdm | None = None) -> Record:
     """Runs one notebook and files it as complete, failed or interrupted (see the module's opening)."""
-    notebook, partial = plan.notebook, folder / f"{plan.notebook.name}.partial.ipynb"
+    notebook, partial = plan.notebook, folder / f"{plan.notebook.name}.{os.getpid()}.partial.ipynb"
     folder.mkdir(parents=True, exist_ok=True)
     running = _RunningCell(notebook.name, _code_cells(notebook), progress)
     started, clock = datetime.now(UTC), time.perf_counter()
@@ -173,7 +173,7 @@ def fault_of_run(notebook: Notebook, folder: Path) -> str | None:
     """Why the run kept in `folder` may not be published, in one line that says what to do; None where it may."""
     name = notebook.name
     again = f"run `dglab run {name} --profile {folder.name}`"
-    if (folder / f"{name}.partial.ipynb").exists():
+    if any(folder.glob(f"{name}.*.partial.ipynb")):
         return f"{name}: its latest run has not ended (or was killed); wait for it, or {again}"
     if (failed := folder / f"{name}.failed.json").exists():
         kept = failed.with_suffix(".ipynb")
@@ -246,11 +246,24 @@ def _file(record: Record, partial: Path, running: _RunningCell) -> None:
         record.save(folder / f"{name}.json")
         failed.unlink(missing_ok=True)
         failed_record.unlink(missing_ok=True)
+        for other in folder.glob(f"{name}.*.partial.ipynb"):
+            if not _is_alive(int(other.name.split(".")[-3])):
+                other.unlink(missing_ok=True)
         return
     record.save(failed_record)
     if partial.exists():
         _keep_reason(partial, record, running)
         os.replace(partial, failed)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
+        pass
+    return True
 
 
 def _keep_reason(partial: Path, record: Record, running: _RunningCell) -> None:

@@ -1,4 +1,14 @@
-"""What the book adds to Sphinx: the files its pages load, and the removal of two things of the theme's.
+"""What the book adds to Sphinx: numbers and verdicts from results, the files its pages load, two things of the theme's.
+
+No measured number is typed into prose. The role quotes one measurement and the directive judges the claims, both from
+the results of this checkout (this machine's fresh run first, then the recorded hosts):
+
+    {result}`02_commit_waves steps study=first_lab growth=1.0`          18 steps
+    {result}`02_commit_waves accepted_per_step bound=0.1 :.1f`          45.9; a format of one's own
+    ```{verdicts} 02_commit_waves                                       a table; all claims where no notebook is named
+    ```
+
+A quotation that finds nothing is a Sphinx warning, which `dglab book` refuses.
 
 Pages load classic scripts with `defer`: they work from file://, and do not hold up the text.
 """
@@ -10,15 +20,88 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes  # type: ignore[import-untyped]
 from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from dglab_utils import __version__
+from dglab_utils.errors import LabError
+from dglab_utils.measure import Measurement
+from dglab_utils.report.claims import CLAIMS, verdict_table
+from dglab_utils.report.results import everywhere
+from dglab_utils.runs.catalogue import load_yaml
 
+logger = logging.getLogger(__name__)
 _PRELOAD = re.compile(r'[ \t]*<link\b[^>]*\brel="preload"[^>]*>\n?')
+
+
+class ResultRole(SphinxRole):
+    """Quotes a measurement: its median and unit, quartiles where they differ, the rest on hover."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """The quotation as an abbreviation, whose explanation says where the number comes from."""
+        try:
+            shown, explanation = quoted(self.text)
+        except LabError as error:
+            logger.warning("{result}`%s`: %s", self.text, error, location=self.get_location())
+            return [nodes.emphasis(text="no result")], []
+        return [nodes.abbreviation(shown, shown, explanation=explanation, classes=["dglab-result"])], []
+
+
+class VerdictsDirective(SphinxDirective):
+    """The table of claims with their verdicts, computed when the page is built."""
+
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The table as HTML; a warning where no claim belongs to the notebook named."""
+        claims = tuple(c for c in CLAIMS if not self.arguments or c.experiment == self.arguments[0])
+        if not claims:
+            logger.warning("{verdicts}: no claim belongs to %s", self.arguments[0], location=self.get_location())
+            return []
+        try:
+            return [nodes.raw("", verdict_table(claims), format="html")]
+        except LabError as error:
+            logger.warning("{verdicts}: %s", error, location=self.get_location())
+            return []
+
+
+def quoted(query: str) -> tuple[str, str]:
+    """(text, explanation) of the measurement that `EXPERIMENT NAME [label=value ...] [:format]` names.
+
+    Raises:
+        LabError: the query cannot be read, or the results have no such measurement, or several.
+    """
+    words = query.split()
+    form = words.pop()[1:] if len(words) > 2 and words[-1].startswith(":") else "{auto}"
+    if len(words) < 2 or any("=" not in word for word in words[2:]):
+        raise LabError("write EXPERIMENT NAME [label=value ...] [:format]")
+    experiment, name, *pairs = words
+    labels = {key: load_yaml(text) for key, _, text in (pair.partition("=") for pair in pairs)}
+    found = everywhere(experiment)
+    if not found:
+        raise LabError(f"no results of {experiment}; run it with `dglab run {experiment}`")
+    measurement = found[0].find(name, **labels)
+    return _in_words(measurement, form), (
+        f"{name}, {', '.join(f'{k} {v}' for k, v in measurement.labels.items()) or 'no labels'}: median of "
+        f"{measurement.count}, measured on {found[0].host}"
+    )
+
+
+def _in_words(measurement: Measurement, form: str) -> str:
+    def text(number: float) -> str:
+        return f"{number:,.4g}" if form == "{auto}" else format(number, form)
+
+    middle, low, high = (text(x) for x in (measurement.median, measurement.q1, measurement.q3))
+    spread = "" if low == high else f" ({low}–{high})"
+    return f"{middle}{spread} {measurement.unit}".rstrip()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx's entry point."""
+    app.add_role("result", ResultRole())
+    app.add_directive("verdicts", VerdictsDirective)
     app.add_css_file("book.css")
     app.add_js_file("dglab_plots.js", defer="defer")
     for name in sorted(entry.name for entry in (files("dglab_utils.report") / "static").iterdir()):
