@@ -21,7 +21,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from dglab_utils import __version__
-from dglab_utils.paths import ROOT
+from dglab_utils.paths import NOTEBOOKS, ROOT
+from dglab_utils.runs.catalogue import notebooks_in
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -213,3 +214,12 @@ def test_the_readme_example_runs(tmp_path: Path):
     assert run.returncode == 0, run.stderr
     assert "positions accepted a step" in run.stdout
     assert (tmp_path / "canvas.npz").exists()
+
+
+def test_the_readme_names_notebooks_and_parameters_that_exist():
+    text = (ROOT / "README.md").read_text()
+    known = {notebook.name: notebook.parameter_names for notebook in notebooks_in(NOTEBOOKS)}
+    assert re.findall(r"^\| `(\d\d_\w+)` \|", text, re.M) == sorted(known)
+    commands = re.findall(r"(\d\d_\w+)\S* .*?-p (\w+)[= ]", text)
+    assert commands
+    assert not [(name, parameter) for name, parameter in commands if parameter not in known[name]]
