@@ -168,8 +168,8 @@ def build(
     # `from_pretrained` keeps the rotary frequencies in float32 at any dtype; a plain `.to(dtype)` would round them.
     rotary = [(m, n, b) for m in model.modules() for n, b in m.named_buffers(recurse=False) if n.endswith("inv_freq")]
     model.to(device=device, dtype=dtype)
-    for module, name, frequencies in rotary:
-        setattr(module, name, frequencies.to(device))
+    for module, buffer, frequencies in rotary:
+        setattr(module, buffer, frequencies.to(device))
     return model.eval()
 
 
@@ -194,11 +194,11 @@ def as_device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
     except RuntimeError:
         raise LabError(f"device {device!r}: use cpu, cuda, cuda:N or mps") from None
-    there = {
-        "cpu": lambda: True,
-        "cuda": lambda: torch.cuda.is_available() and (found.index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available,
-    }.get(found.type)
-    if there is None or not there():
+    there = (
+        found.type == "cpu"
+        or (found.type == "cuda" and (found.index or 0) < torch.cuda.device_count())
+        or (found.type == "mps" and torch.backends.mps.is_available())
+    )
+    if not there:
         raise LabError(f"device {str(device)!r}: not on this machine; cpu always is")
     return found

@@ -12,9 +12,8 @@ A claim is something published that can be measured. Its verdict is computed fro
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dglab_utils.errors import LabError
@@ -61,8 +60,11 @@ class Claim:
             if not found:
                 return Verdict("not measured here", "", f"run it with `dglab run {self.experiment}`")
             results = found[0]
-        judged = self.judge(results)
-        return Verdict(judged.state, judged.measured, judged.because, results.host)
+        try:
+            judged = self.judge(results)
+        except LabError as missing:  # the run left out what this claim is about
+            return Verdict("not measured here", "", str(missing), results.host)
+        return replace(judged, host=results.host)
 
 
 # -- experiment A: an untrained model ------------------------------------------------------------------------
@@ -70,7 +72,7 @@ class Claim:
 
 def _never_stops(results: Results) -> Verdict:
     steps, accepted = results.find("steps", eos="none"), results.find("accepted_per_step", eos="none")
-    cap = results.verdict_inputs["max_denoising_steps"]
+    cap = results.verdict_input("max_denoising_steps")
     measured = f"{steps.median:g} of {cap} steps, {accepted.median:.2f} accepted a step ({steps.count} seeds)"
     if steps.q1 == steps.q3 == steps.median == cap and f"{accepted.median:.2f}" == "1.00":
         return Verdict("reproduced", measured, "Every seed ran to the cap and only the guaranteed token was accepted.")
@@ -79,7 +81,7 @@ def _never_stops(results: Results) -> Verdict:
 
 def _entropy_uniform(results: Results) -> Verdict:
     first, last = results.find("mean_entropy_first", eos="none"), results.find("mean_entropy_last", eos="none")
-    uniform = results.verdict_inputs["uniform_entropy"]
+    uniform = results.verdict_input("uniform_entropy")
     measured = f"{first.median:.2f} falling to {last.median:.2f} nats; ln(vocabulary) is {uniform:.2f}"
     if last.median < 0.98 * uniform:
         return Verdict("not reproduced", measured, "The entropy left the neighbourhood of the uniform bound.")
@@ -94,7 +96,7 @@ def _entropy_uniform(results: Results) -> Verdict:
 
 def _tokens_per_forward(results: Results) -> Verdict:
     with_eos, without = results.find("tokens_per_forward", eos="set"), results.find("tokens_per_forward", eos="none")
-    low, high = results.verdict_inputs["tokens_per_forward_range"]
+    low, high = results.verdict_input("tokens_per_forward_range")
     measured = (
         f"{low:.2f} to {high:.2f} over {with_eos.count} seeds with an EOS, {without.median:.2f} without one; "
         "accepted a step: 1.00 in all of them"
@@ -110,8 +112,8 @@ def _tokens_per_forward(results: Results) -> Verdict:
 
 
 def _trained_confidence(results: Results) -> Verdict:
-    accepted = [results.find("accepted_per_step", sharpness=f).median for f in results.verdict_inputs["sharpness"]]
-    stopped = results.verdict_inputs["sharp_runs_stopped"]
+    accepted = [results.find("accepted_per_step", sharpness=f).median for f in results.verdict_input("sharpness")]
+    stopped = results.verdict_input("sharp_runs_stopped")
     measured = (
         f"{min(accepted):.2f} to {max(accepted):.1f} accepted a step by sharpness of the same random weights; "
         f"{stopped} runs stopped before the cap"
@@ -157,7 +159,7 @@ def _accepted(results: Results) -> Verdict:
 def _speed_knob(results: Results) -> Verdict:
     published = reference("first_lab")["B_commit_waves"]["bound_to_steps"]
     flat, measured = _compare(results, "steps", "bound", published, 0)
-    low, high = results.verdict_inputs["coupled_steps_range"]
+    low, high = results.verdict_input("coupled_steps_range")
     measured = f"first lab's ramp: {measured} steps; logits that listen to the canvas: {high:g} to {low:g} steps"
     if flat and low < high:
         return Verdict(
@@ -238,20 +240,3 @@ def claim(id: str) -> Claim:
         if found.id == id:
             return found
     raise LabError(f"no claim {id!r}; there are {', '.join(c.id for c in CLAIMS)}")
-
-
-def verdict_table(claims: tuple[Claim, ...] = CLAIMS, results: Results | None = None) -> str:
-    """An HTML table of claims with their verdicts; for one experiment's `results`, or for the first that exist."""
-    rows = []
-    for c in claims:
-        verdict = c.verdict(results)
-        cells = (c.text, f"{c.published} ({c.source})", verdict.measured or "none", verdict.because)
-        state = verdict.state.replace(" ", "-")
-        rows.append(
-            f'<tr id="claim-{c.id}"><td class="dglab-verdict dglab-{state}">{verdict.state}</td>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            + "</tr>"
-        )
-    head = "".join(f'<th scope="col">{t}</th>' for t in ("Verdict", "Claim", "Published", "Measured", "Why"))
-    table = f'<table class="dglab-claims"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    return f'<div class="dglab-scroll">{table}</div>'

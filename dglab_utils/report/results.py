@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dglab_utils.errors import LabError
-from dglab_utils.measure import Measurement
+from dglab_utils.measure.records import Measurement
 from dglab_utils.paths import FRESH_RESULTS, RECORDED_RESULTS, ROOT, written
 
 SCHEMA = 1
@@ -97,6 +97,14 @@ class Results:
             )
         return found[0]
 
+    def verdict_input(self, name: str) -> Any:
+        """The verdict input of this name. Raises LabError when the run has none."""
+        if name not in self.verdict_inputs:
+            raise LabError(
+                f"{self.experiment} on {self.host}: this run has no {name}; run it with the default parameters"
+            )
+        return self.verdict_inputs[name]
+
     def deterministic(self) -> bytes:
         """The part that a rerun must reproduce byte for byte."""
         part = {
@@ -142,7 +150,7 @@ def read(path: str | Path) -> Results:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise LabError(f"{path}: field schema is {found!r}, this version reads {SCHEMA}; run the experiment again")
     del content["schema"]
-    expected = {
+    expected: dict[str, type | tuple[type, ...]] = {
         "experiment": str,
         "host": str,
         "parameters": dict,

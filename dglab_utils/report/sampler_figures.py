@@ -94,10 +94,8 @@ def accepted_by_sharpness(results: Results, sharpness: Sequence[float]) -> go.Fi
         (steps, "steps taken", ORANGE, 1),
         (changed, "guesses that change a step, %", PURPLE, 100),
     ):
-        quartiles = [
-            [scale * v for v in values] for values in zip(*((m.q1, m.median, m.q3) for m in found), strict=True)
-        ]
-        chart.add_trace(spread(sharpness, *quartiles, name, colour))
+        q1, median, q3 = ([scale * getattr(m, q) for m in found] for q in ("q1", "median", "q3"))
+        chart.add_trace(spread(sharpness, q1, median, q3, name, colour))
     chart.update_yaxes(rangemode="tozero")
     return chart
 

@@ -26,7 +26,7 @@ CACHE = "cache" if "cache" in signature(DiffusionGemmaForBlockDiffusion.forward)
 @torch.no_grad()
 def block_diffusion(
     model: DiffusionGemmaForBlockDiffusion,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     *,
     max_new_tokens: int = 256,
     max_denoising_steps: int = 48,
@@ -37,7 +37,7 @@ def block_diffusion(
     confidence_threshold: float = 0.005,
     eos_token_id: int | None = None,
     pad_token_id: int | None = None,
-) -> torch.LongTensor:
+) -> torch.Tensor:
     """`[B, P]` prompts to `[B, P + canvases * L]` sequences; L is the model's canvas length.
 
     Args:
@@ -105,7 +105,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
     return torch.distributions.Categorical(logits=logits).entropy()
 
 
-def accept(logits: torch.Tensor, entropy_bound: float) -> torch.BoolTensor:
+def accept(logits: torch.Tensor, entropy_bound: float) -> torch.Tensor:
     """`[B, L]` the positions to keep: the most certain ones, as many as the bound allows.
 
     With the entropies in ascending order, position k is kept while the sum of those before it is at most the bound

@@ -46,7 +46,7 @@ class CaughtArgument(TorchFunctionMode):
         self.argument: torch.Tensor | None = None
         self.result: Any = None
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func is self.function and self.argument is None:
@@ -192,7 +192,9 @@ class ObservedSchedule(LinearTemperatureScheduleLogitsProcessor):
         super().__init__(**settings)
         self.recorder = recorder
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, cur_step: int | torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor | None, scores: torch.Tensor, cur_step: int | torch.Tensor
+    ) -> torch.Tensor:
         """Tempered logits, as the official class gives them; `cur_step` counts the steps that remain."""
         # The same expression as upstream (line 312): the division below happens inside the official call.
         self.recorder.scores = scores
@@ -209,11 +211,11 @@ class ObservedSampler(EntropyBoundSampler):
 
     def accept_canvas(
         self,
-        current_canvas: torch.LongTensor,
-        denoiser_canvas: torch.LongTensor,
+        current_canvas: torch.Tensor,
+        denoiser_canvas: torch.Tensor,
         logits: torch.Tensor,
         cur_step: int | torch.Tensor,
-    ) -> torch.LongTensor:
+    ) -> torch.Tensor:
         """`[B, L]` the canvas with the accepted candidates, as the official method gives it."""
         with CaughtArgument(torch.sort) as caught:
             accepted = super().accept_canvas(current_canvas, denoiser_canvas, logits, cur_step)
@@ -237,7 +239,7 @@ class ObservedStop(StableAndConfidentStoppingCriteria):
         super().__init__(**settings)
         self.recorder = recorder
 
-    def __call__(self, argmax_canvas: torch.LongTensor, logits: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
+    def __call__(self, argmax_canvas: torch.Tensor, logits: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """`[B]` whether each row stops, as the official test gives it."""
         history = self.argmax_canvas_history
         with CaughtArgument(torch.mean) as caught:

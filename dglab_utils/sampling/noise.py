@@ -42,7 +42,7 @@ class RowNoiseSampler(EntropyBoundSampler):
         self.canvas += 1
         self.generators = [torch.Generator(device).manual_seed(mixed(seed, self.canvas)) for seed in self.row_seeds]
 
-    def initialize_canvas(self, batch_size: int, device: torch.device) -> torch.LongTensor:
+    def initialize_canvas(self, batch_size: int, device: torch.device) -> torch.Tensor:
         """`[B, L]` uniform tokens, each row from its own generator."""
         if batch_size != len(self.row_seeds):
             raise LabError(f"row_seeds: {len(self.row_seeds)} seeds for a batch of {batch_size} rows; give one a row")
@@ -54,11 +54,11 @@ class RowNoiseSampler(EntropyBoundSampler):
 
     def accept_canvas(
         self,
-        current_canvas: torch.LongTensor,
-        denoiser_canvas: torch.LongTensor,
+        current_canvas: torch.Tensor,
+        denoiser_canvas: torch.Tensor,
         logits: torch.Tensor,
         cur_step: int | torch.Tensor,
-    ) -> torch.LongTensor:
+    ) -> torch.Tensor:
         """`[B, L]` as the official method gives it, for candidates drawn here instead of `denoiser_canvas`."""
         drawn = [
             torch.multinomial(torch.softmax(row, dim=-1, dtype=torch.float32), 1, generator=g).squeeze(-1)

@@ -154,14 +154,12 @@ class _Hooks:
         )
 
     def compile_functions(self, *_: Any, **__: Any) -> Any:
-        raise LabError(
-            "a compiled loop cannot be observed: use the dynamic cache, or give disable_compile=True"
-        )
+        raise LabError("a compiled loop cannot be observed: use the dynamic cache, or give disable_compile=True")
 
     # -- once a canvas ---------------------------------------------------------------------------------------
 
     def prepare_encoder_inputs(self, **kwargs: Any) -> tuple:
-        ids, cache = kwargs["input_ids"], kwargs.get("cache", kwargs.get("past_key_values"))
+        ids, cache = kwargs["input_ids"], kwargs["cache" if "cache" in kwargs else "past_key_values"]
         if kwargs["is_prefill"]:
             mask = kwargs["attention_mask"][:, -ids.shape[1] :]
             self.prompts = [row[keep].int().cpu().numpy() for row, keep in zip(ids, mask, strict=True)]

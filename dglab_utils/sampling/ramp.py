@@ -71,8 +71,8 @@ class ConfidenceRamp:
         right = torch.nn.functional.pad((canvas == self.targets).float(), (self.reach, self.reach))
         there = torch.nn.functional.pad(torch.ones(self.canvas_length), (self.reach, self.reach))
         near = [i for i in range(2 * self.reach + 1) if i != self.reach]
-        count = sum(right[i : i + self.canvas_length] for i in near)
-        return count / sum(there[i : i + self.canvas_length] for i in near)
+        at = [slice(i, i + self.canvas_length) for i in near]
+        return torch.stack([right[a] for a in at]).sum(dim=0) / torch.stack([there[a] for a in at]).sum(dim=0)
 
     def logits(self, elapsed: int, canvas: torch.Tensor) -> torch.Tensor:
         """[L, V] float32 logits at `elapsed` steps (from 0), for the canvas `[L]` that enters the step."""
