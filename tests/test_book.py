@@ -211,7 +211,8 @@ def test_a_sphinx_warning_is_refused_and_the_last_book_stays(tmp_path):
         keep_run(notebook, notebook.path, tmp_path / "quick")
     rerun = root / "book" / "rerun.md"
     rerun.write_text(
-        rerun.read_text(encoding="utf-8") + "\n[nowhere](missing.md) and {cite:p}`nobody`\n", encoding="utf-8"
+        rerun.read_text(encoding="utf-8") + "\n[nowhere](missing.md) {cite:p}`nobody` {result}`99_none steps`\n",
+        encoding="utf-8",
     )
     last = tmp_path / "html" / "index.html"
     last.parent.mkdir()
@@ -222,6 +223,7 @@ def test_a_sphinx_warning_is_refused_and_the_last_book_stays(tmp_path):
         caught.value.problems
     )
     assert any("nobody" in p for p in caught.value.problems)
+    assert any("no results of 99_none" in p for p in caught.value.problems), "a number nobody measured ends the build"
     assert last.read_text() == "the last book" and [p.name for p in last.parent.iterdir()] == ["index.html"]
     assert not list(tmp_path.glob(".book-*")), "nothing half built is left"
 

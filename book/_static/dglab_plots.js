@@ -82,6 +82,11 @@
     return update;
   }
 
+  /* plotly does not wrap an axis title; a line of 36 characters fits a phone. */
+  function wrapped(text) {
+    return text.replace(/(?=.{37})(.{1,36})\s/g, "$1<br>");
+  }
+
   /* What a phone needs: a legend that stands beside the figure goes below it, and no room is lost at the sides. */
   function narrowed(layout, width) {
     if (width >= NARROW) return layout;
@@ -91,6 +96,10 @@
       fitted.legend = Object.assign(legend, { orientation: "h", x: 0, xanchor: "left", y: -0.22, yanchor: "top" });
     }
     fitted.margin = Object.assign({}, layout.margin, { l: 52, r: 12 });
+    Object.keys(layout).forEach(function (key) {
+      const text = /^xaxis\d*$/.test(key) && given(layout, key + ".title.text");
+      if (text) fitted[key] = Object.assign({}, layout[key], { title: Object.assign({}, layout[key].title, { text: wrapped(text) }) });
+    });
     return fitted;
   }
 

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from dglab_utils.errors import LabError
-from dglab_utils.paths import ROOT
+from dglab_utils.paths import ROOT, written
 from dglab_utils.runs.catalogue import Notebook, notebooks_in
 
 EXPERIMENTS = "book/experiments"
@@ -131,11 +131,12 @@ def _sphinx(root: Path, out: Path) -> None:
     if warnings:
         raise BookError(line.replace(f"{root}/", "") for line in warnings)
     if done.returncode or not (out / "_build" / "html" / "index.html").is_file():
-        last = [line for line in (text + done.stdout).splitlines() if line.strip()][-1:] or ["no message"]
         log = root / "build" / "book.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(done.stdout + text, encoding="utf-8")
-        raise BookError([f"Jupyter Book ended with status {done.returncode} ({last[0].strip()}); see {log}"])
+        with written(log) as temporary:
+            temporary.write_text(done.stdout + text, encoding="utf-8")
+        # What Sphinx said before Jupyter Book's own "there was an error".
+        causes = [line for line in text.splitlines() if re.match(r"[\w.]*(Error|Exception): .", line)] or ["no message"]
+        raise BookError([f"Jupyter Book ended with status {done.returncode}: {causes[-1]}; all it said is in {log}"])
 
 
 def _replace(new: Path, old: Path) -> None:

@@ -28,8 +28,9 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from dglab_utils import __version__
 from dglab_utils.errors import LabError
 from dglab_utils.measure import Measurement
-from dglab_utils.report.claims import CLAIMS, verdict_table
+from dglab_utils.report.claims import CLAIMS
 from dglab_utils.report.results import everywhere
+from dglab_utils.report.tables import verdict_table
 from dglab_utils.runs.catalogue import load_yaml
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,10 @@ def quoted(query: str) -> tuple[str, str]:
 
 def _in_words(measurement: Measurement, form: str) -> str:
     def text(number: float) -> str:
-        return f"{number:,.4g}" if form == "{auto}" else format(number, form)
+        try:
+            return f"{number:,.4g}" if form == "{auto}" else format(number, form)
+        except ValueError as error:
+            raise LabError(f"`:{form}` is no number format ({error}); write one such as :.1f") from None
 
     middle, low, high = (text(x) for x in (measurement.median, measurement.q1, measurement.q3))
     spread = "" if low == high else f" ({low}–{high})"
