@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -56,6 +57,8 @@ def load(
         cls = DiffusionGemmaForBlockDiffusion if diffusion else AutoModelForCausalLM
         asked = {} if diffusion else {"trust_remote_code": trust_remote_code}
         model = cls.from_pretrained(source, config=config, dtype=dtype, use_safetensors=True, **asked)
+    except SafetensorError as error:
+        raise LabError(f"{source}: weights are damaged ({error}); download or save them again") from error
     except (OSError, ValueError) as error:
         raise LabError(_told(source, error)) from error
     return model.to(device).eval()

@@ -139,20 +139,24 @@ class StepRecorder:
     def take_rows(self) -> list[dict[str, Any]]:
         """The canvas, cut into rows: for each, the arrays of a `CanvasTrace` and `stopped`. Empties the recorder.
 
-        One field is moved at a time and let go, so that steps and arrays are never both held whole.
+        A step's field is let go as soon as it is copied, so that steps and arrays are never both held whole.
         """
-        steps, finished = self.steps, self.finished
-        assert finished is not None, "the stop test closes every step"
-        index = [{row: i for i, row in enumerate(step.rows.tolist())} for step in steps]
-        rows: list[dict[str, Any]] = [{"stopped": stopped} for stopped in finished.tolist()]
+        assert self.finished is not None, "the stop test closes every step"
+        rows: list[dict[str, Any]] = [{"stopped": stopped} for stopped in self.finished.tolist()]
+        members = [step.rows.tolist() for step in self.steps]
+        taken = [sum(row in there for there in members) for row in range(len(rows))]  # steps, row by row
         for name in ARRAYS:
-            moved = [step.take(name) for step in steps]
-            for row, arrays in enumerate(rows):
-                own = [m[i[row]] for m, i in zip(moved, index, strict=True) if m is not None and row in i]
-                arrays[name] = np.stack(own) if own else None
-        for arrays in rows:
-            temperatures = [step.temperature for step in steps[: len(arrays["stable"])]]
-            arrays["temperature"] = np.array(temperatures, dtype=np.float32)
+            for s, (step, there) in enumerate(zip(self.steps, members, strict=True)):
+                values = step.take(name)
+                if values is None:  # logits that were not kept
+                    continue
+                for row, value in zip(there, values, strict=True):
+                    if s == 0:  # every row takes part in the first step
+                        rows[row][name] = np.empty((taken[row], *value.shape), values.dtype)
+                    rows[row][name][s] = value
+        temperatures = [step.temperature for step in self.steps]
+        for arrays, steps in zip(rows, taken, strict=True):
+            arrays["temperature"] = np.array(temperatures[:steps], dtype=np.float32)
         self.begin_canvas()
         return rows
 

@@ -1,0 +1,122 @@
+"""Verdicts follow from results: met, missed, and not measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from dglab_utils.errors import LabError
+from dglab_utils.report.claims import CLAIMS, claim
+from dglab_utils.report.reference import reference
+from dglab_utils.report.results import Results
+from dglab_utils.report.tables import hosts_table, verdict_table
+
+
+def untrained(*, steps=48, accepted=1.0, last=6.83, low=0.1, high=5.3, sharp=(1.0, 43.0), stopped=0) -> Results:
+    made = Results.begin("01_untrained_model", {})
+    for eos, tokens in (("none", [5.3333] * 2), ("set", [low, high])):
+        made.measure("steps", "steps", [steps] * 2, eos=eos)
+        made.measure("accepted_per_step", "positions", [accepted] * 2, eos=eos)
+        made.measure("mean_entropy_first", "nats", [6.89] * 2, eos=eos)
+        made.measure("mean_entropy_last", "nats", [last] * 2, eos=eos)
+        made.measure("tokens_per_forward", "tokens a forward", tokens, eos=eos)
+    for factor, value in zip((1.0, 30.0), sharp, strict=True):
+        made.measure("accepted_per_step", "positions", [value], sharpness=factor)
+    made.verdict_inputs = {
+        "max_denoising_steps": 48,
+        "uniform_entropy": 6.9078,
+        "tokens_per_forward_range": [low, high],
+        "sharpness": [1.0, 30.0],
+        "sharp_runs_stopped": stopped,
+    }
+    return made
+
+
+def waves(*, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), coupled=(16, 27)) -> Results:
+    made = Results.begin("02_commit_waves", {})
+    published = reference("first_lab")["B_commit_waves"]
+    for growth, steps in published["growth_to_steps"].items():
+        made.measure("steps", "steps", [steps + growth_shift], study="first_lab", growth=growth)
+    for (bound, accepted), steps in zip(published["bound_to_mean_accepted"].items(), bound_steps, strict=True):
+        made.measure("accepted_per_step", "", [accepted + accepted_shift], study="first_lab", bound=bound)
+        made.measure("steps", "steps", [steps], study="first_lab", bound=bound)
+    made.verdict_inputs = {"coupled_steps_range": list(coupled)}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("id", "results", "state"),
+    [
+        ("untrained-never-stops", untrained(), "reproduced"),
+        ("untrained-never-stops", untrained(steps=47), "not reproduced"),
+        ("untrained-never-stops", untrained(accepted=1.2), "not reproduced"),
+        ("untrained-uniform-entropy", untrained(), "partly"),
+        ("untrained-uniform-entropy", untrained(last=6.91), "reproduced"),
+        ("untrained-uniform-entropy", untrained(last=5.0), "not reproduced"),
+        ("untrained-tokens-per-forward", untrained(), "partly"),
+        ("untrained-tokens-per-forward", untrained(low=2.0), "not reproduced"),
+        ("confidence-is-trained", untrained(), "partly"),
+        ("confidence-is-trained", untrained(stopped=1), "not reproduced"),
+        ("confidence-is-trained", untrained(sharp=(1.0, 1.1)), "reproduced"),
+        ("growth-sets-steps", waves(), "reproduced"),
+        ("growth-sets-steps", waves(growth_shift=1), "not reproduced"),
+        ("bound-sets-accepted", waves(), "reproduced"),
+        ("bound-sets-accepted", waves(accepted_shift=0.1), "not reproduced"),
+        ("bound-is-a-speed-knob", waves(), "partly"),
+        ("bound-is-a-speed-knob", waves(coupled=(27, 27)), "not reproduced"),
+        ("bound-is-a-speed-knob", waves(bound_steps=(20, 18, 16, 14)), "reproduced"),
+    ],
+)
+def test_verdicts(id, results, state):
+    verdict = claim(id).verdict(results)
+    assert verdict.state == state
+    assert verdict.measured
+    assert verdict.because
+    assert verdict.host == results.host
+
+
+def test_every_claim_says_when_it_was_not_measured():
+    for c in CLAIMS:
+        verdict = c.verdict(Results.begin(c.experiment, {}))
+        assert (verdict.state, verdict.measured) == ("not measured here", "")
+        assert "\n" not in verdict.because
+
+
+def test_a_run_that_leaves_a_published_point_out_is_no_verdict():
+    results = waves()
+    results.measurements = [m for m in results.measurements if m.labels.get("growth") != 0.5]
+    assert claim("growth-sets-steps").verdict(results).state == "not measured here"
+
+
+def test_ids_are_unique_and_unknown_ones_are_told():
+    assert len({c.id for c in CLAIMS}) == len(CLAIMS)
+    with pytest.raises(LabError, match="no claim 'nothing'"):
+        claim("nothing")
+
+
+def test_the_table_escapes_and_marks_its_verdicts():
+    table = verdict_table([claim("growth-sets-steps")], waves())
+    assert 'class="dglab-verdict dglab-reproduced">reproduced<' in table
+    assert "growth 0.5: 31" in table
+
+
+def test_hosts_are_shown_with_their_spread(monkeypatch):
+    here, there = untrained(), untrained(low=0.2)
+    there.host, there.started = "nvidia-h200", "2026-01-01T00:00:00+00:00"
+    monkeypatch.setattr("dglab_utils.report.tables.everywhere", lambda _: [here, there])
+    columns = {"tokens": ("tokens_per_forward", {"eos": "set"}), "none": ("absent", {})}
+    table = hosts_table(here, columns)
+    assert table.count("<tr>") == 3
+    assert "2.7 (1.4 to 4), n = 2" in table
+    assert "nvidia-h200 (recorded, 2026-01-01" in table
+    assert table.count("not measured") == 2
+
+
+def test_reference_files(tmp_path):
+    with pytest.raises(LabError, match="no such reference file; there are first_lab"):
+        reference("absent")
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    with pytest.raises(LabError, match=r"broken\.yaml: not YAML"):
+        reference("broken", tmp_path)
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(LabError, match="holds list, want a mapping"):
+        reference("list", tmp_path)

@@ -1,0 +1,123 @@
+"""Results on disk: read back whole, refused in one line when damaged, equal where they must be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dglab_utils.errors import LabError
+from dglab_utils.measure.records import Measurement
+from dglab_utils.report import results as module
+from dglab_utils.report.results import Results, everywhere, read, slug
+
+
+@pytest.fixture
+def results() -> Results:
+    made = Results.begin("00_probe", {"seeds": 2})
+    made.measure("steps", "steps", [31, 31, 33], growth=0.5)
+    made.measure("steps", "steps", [18], growth=1.0)
+    made.measure("wall", "ms", [1.0, 2.0], timed=True)
+    made.digests["tokens"] = "ab" * 32
+    made.verdict_inputs["cap"] = 48
+    return made
+
+
+def test_round_trip(results, tmp_path):
+    path = results.save(tmp_path)
+    assert path == tmp_path / results.host / "00_probe.json"
+    again = read(path)
+    assert again.measurements == results.measurements
+    assert again.deterministic() == results.deterministic()
+    assert again.environment["versions"]["torch"]
+    assert again.seconds > 0
+    assert [p.name for p in path.parent.iterdir()] == ["00_probe.json"]
+
+
+def test_the_spread_is_the_samples(results):
+    assert results.find("steps", growth=0.5) == Measurement("steps", "steps", 31, 31, 32, 3, {"growth": 0.5})
+
+
+def test_durations_do_not_enter_the_deterministic_part(results):
+    other = Results.begin("00_probe", {"seeds": 2})
+    other.measure("steps", "steps", [31, 31, 33], growth=0.5)
+    other.measure("steps", "steps", [18], growth=1.0)
+    other.measure("wall", "ms", [7.0], timed=True)
+    other.digests["tokens"] = "ab" * 32
+    other.verdict_inputs["cap"] = 48
+    assert other.deterministic() == results.deterministic()
+    other.verdict_inputs["cap"] = 47
+    assert other.deterministic() != results.deterministic()
+
+
+def test_find_wants_exactly_one(results):
+    with pytest.raises(LabError, match="2 measurements called 'steps'"):
+        results.find("steps")
+    with pytest.raises(LabError, match=r"0 measurements called 'stops' .* names there: steps, wall"):
+        results.find("stops")
+    with pytest.raises(LabError, match="no bound"):
+        results.verdict_input("bound")
+
+
+@pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
+def test_samples_must_be_there_and_finite(results, samples):
+    with pytest.raises(LabError, match="measurement broken"):
+        results.measure("broken", "", samples)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: text[: len(text) // 2], "not a results file"),
+        (lambda text: "", "not a results file"),
+        (lambda text: "[]", "field schema is 'list'"),
+        (lambda text: text.replace('"schema": 1', '"schema": 7'), "field schema is 7, this version reads 1"),
+        (lambda text: text.replace('"digests"', '"digest"'), "field digests is missing"),
+        (lambda text: text.replace('"q1"', '"quartile"', 1), "field measurements"),
+        (lambda text: text.replace('"host"', '"extra": 1, "host"', 1), "unknown field extra"),
+    ],
+)
+def test_damaged_files_are_named(results, tmp_path, damage, told):
+    path = results.save(tmp_path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(LabError, match=rf"00_probe\.json: .*{told}") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(LabError, match="no such results file"):
+        read(tmp_path / "absent.json")
+
+
+def test_a_failed_save_keeps_what_was_there(results, tmp_path):
+    path = results.save(tmp_path)
+    before = path.read_bytes()
+    results.verdict_inputs["worse"] = float("nan")
+    with pytest.raises(ValueError, match="JSON"):
+        results.save(tmp_path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["00_probe.json"]
+
+
+def test_a_relative_folder_is_taken_from_the_checkout(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert results.save("kept/here") == tmp_path / "kept" / "here" / results.host / "00_probe.json"
+
+
+def test_fresh_runs_come_first(results, tmp_path):
+    fresh, recorded = tmp_path / "fresh", tmp_path / "recorded"
+    results.save(fresh)
+    for host in ("nvidia-b", "cpu-a"):
+        results.host = host
+        results.save(recorded)
+    assert [r.host for r in everywhere("00_probe", fresh, recorded)][1:] == ["cpu-a", "nvidia-b"]
+    assert everywhere("absent", fresh, recorded) == []
+
+
+def test_slugs():
+    assert slug("NVIDIA H200") == "nvidia-h200"
+    assert slug("Intel(R) Xeon(R) Processor @ 2.10GHz") == "xeon"
+    assert slug("AMD EPYC 7763 64-Core Processor") == "epyc-7763"
+    assert slug("") == "unknown"
+
+
+def test_equal_results_are_equal_bytes(results):
+    assert json.loads(results.deterministic())["experiment"] == "00_probe"
