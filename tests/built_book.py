@@ -17,7 +17,7 @@ from dglab_utils.runs.book import build_book
 from dglab_utils.runs.catalogue import Notebook, notebooks_in
 from dglab_utils.runs.execute import Record
 
-SOURCES = ("_config.yml", "_toc.yml", "book", "notebooks", "data")
+SOURCES = ("_config.yml", "_toc.yml", "book", "notebooks", "data", "dglab_utils")
 
 
 def copy_sources(root: Path) -> Path:
@@ -25,7 +25,7 @@ def copy_sources(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            generated = shutil.ignore_patterns("experiments", "vendor", ".ipynb_checkpoints")
+            generated = shutil.ignore_patterns("experiments", "vendor", ".ipynb_checkpoints", "__pycache__")
             shutil.copytree(ROOT / name, root / name, ignore=generated)
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, root / name)

@@ -43,14 +43,33 @@ def entropy_and_accepted(traces: Sequence[CanvasTrace], title: str) -> go.Figure
     both.add_bar(
         x=at, y=accepted.mean(axis=0).tolist(), marker_color=ORANGE, name="accepted, mean of runs", row=2, col=1
     )
-    both.update_yaxes(title_text="nats", row=1, col=1)
+    threshold = traces[0].settings["confidence_threshold"]
+    both.add_scatter(
+        x=[1, steps],
+        y=[threshold, threshold],
+        mode="lines",
+        line={"color": GREEN, "dash": "dot"},
+        name="what the stop test wants",
+        row=1,
+        col=1,
+    )
+    both.update_yaxes(title_text="nats", rangemode="tozero", row=1, col=1)
     both.update_yaxes(title_text="positions", rangemode="tozero", row=2, col=1)
     both.update_xaxes(title_text="denoising step", row=2, col=1)
     return both
 
 
-def tokens_per_forward_by_output(lengths: Sequence[int], values: Sequence[float], steps: int, canvas: int) -> go.Figure:
-    """The official tokens per forward of each run against its output length, and the line length / steps."""
+def tokens_per_forward_by_output(
+    lengths: Sequence[int], values: Sequence[float], steps: int, canvas: int, reference: float
+) -> go.Figure:
+    """The official tokens per forward of each run against its output length, and the line length / steps.
+
+    Args:
+        lengths, values: tokens returned and tokens a forward, one a run.
+        steps: decoder forwards, the same in every run.
+        canvas: the longest output.
+        reference: the published tokens a forward.
+    """
     chart = figure(
         f"The official figure is output length over {steps} steps, wherever an EOS happened to fall",
         "tokens returned before padding, the EOS included",
@@ -73,6 +92,7 @@ def tokens_per_forward_by_output(lengths: Sequence[int], values: Sequence[float]
         marker={"color": BLUE, "size": 10, "opacity": 0.75},
         name="one seed",
     )
+    chart.add_trace(published([reference * steps], [reference], "first lab"))
     return chart
 
 
@@ -96,6 +116,7 @@ def accepted_by_sharpness(results: Results, sharpness: Sequence[float]) -> go.Fi
     ):
         q1, median, q3 = ([scale * getattr(m, q) for m in found] for q in ("q1", "median", "q3"))
         chart.add_trace(spread(sharpness, q1, median, q3, name, colour))
+    chart.update_xaxes(tickvals=list(sharpness))
     chart.update_yaxes(rangemode="tozero")
     return chart
 
@@ -106,7 +127,7 @@ def commit_waves(trace: CanvasTrace, difficulty: np.ndarray, title: str) -> go.F
     before = np.vstack([np.zeros_like(trace.accepted[:1]), trace.accepted[:-1]])
     state = trace.accepted.astype(int) + (trace.accepted & ~before)  # 0 not accepted, 1 again, 2 newly
     chart = figure(title, "denoising step", "position, from the easiest to the hardest", height=440)
-    steps = ["#C9CDD2", SKY, BLUE]
+    steps = ["rgba(128, 128, 128, 0.2)", SKY, BLUE]
     scale = [[edge, colour] for i, colour in enumerate(steps) for edge in (i / 3, (i + 1) / 3)]
     chart.add_heatmap(
         z=state[:, order].T.tolist(),
@@ -114,7 +135,14 @@ def commit_waves(trace: CanvasTrace, difficulty: np.ndarray, title: str) -> go.F
         zmin=-0.5,
         zmax=2.5,
         colorscale=scale,
-        colorbar={"tickvals": [0, 1, 2], "ticktext": ["not", "again", "newly"], "title": {"text": "accepted"}},
+        colorbar={
+            "tickvals": [0, 1, 2],
+            "ticktext": ["not accepted", "again", "newly"],
+            "orientation": "h",
+            "y": 1.0,
+            "yanchor": "bottom",
+            "thickness": 12,
+        },
         hovertemplate="step %{x}, rank %{y}<extra></extra>",
     )
     return chart
@@ -139,6 +167,7 @@ def steps_and_accepted_by_bound(results: Results, bounds: Sequence[float], refer
         named = "first lab" if key == "bound_to_steps" else "first lab, accepted"
         marks = published(list(reference[key]), list(reference[key].values()), named)
         chart.add_trace(marks.update(showlegend=key == "bound_to_steps"))
+    chart.update_xaxes(tickvals=list(bounds))
     chart.update_yaxes(rangemode="tozero")
     return chart
 
@@ -155,6 +184,7 @@ def steps_by_growth(results: Results, growths: Sequence[float], reference: Mappi
     chart.add_scatter(x=list(growths), y=steps, mode="lines+markers", line={"color": BLUE}, name="measured here")
     marks = reference["growth_to_steps"]
     chart.add_trace(published(list(marks), list(marks.values()), "first lab"))
+    chart.update_xaxes(tickvals=list(growths))
     chart.update_yaxes(rangemode="tozero")
     return chart
 
@@ -174,6 +204,7 @@ def steps_by_bound_and_pull(results: Results, bounds: Sequence[float], pulls: Se
         chart.add_trace(
             spread(bounds, [m.q1 for m in found], [m.median for m in found], [m.q3 for m in found], name, colour)
         )
+    chart.update_xaxes(tickvals=list(bounds))
     chart.update_yaxes(rangemode="tozero")
     return chart
 
@@ -207,4 +238,5 @@ def entropy_at_acceptance(by_bound: Mapping[float, np.ndarray], low: float, high
     square = {"symbol": "square", "color": RED, "opacity": 0.4, "size": 12}
     chart.add_scatter(x=[None], y=[None], mode="markers", marker=square, name="released model (published range)")
     chart.update_xaxes(type="category")
+    chart.update_yaxes(exponentformat="power", dtick=1)
     return chart

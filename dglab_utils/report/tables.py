@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dglab_utils.errors import LabError
 from dglab_utils.report.claims import CLAIMS, Claim
 from dglab_utils.report.results import Results, everywhere
+from dglab_utils.sampling.trace import CanvasTrace
 
 
 def verdict_table(claims: Sequence[Claim] = CLAIMS, results: Results | None = None) -> str:
@@ -37,6 +38,16 @@ def hosts_table(results: Results, columns: Mapping[str, tuple[str, Mapping]]) ->
         where = f"{run.host} ({kind}, {run.started[:10]}, Transformers {versions['transformers']})"
         rows.append([html.escape(cell) for cell in (where, *(_cell(run, *column) for column in columns.values()))])
     return _table("dglab-hosts", ("Host", *columns), rows)
+
+
+def transitions_table(traces: Mapping[str, CanvasTrace]) -> str:
+    """What became of accepted and other positions from one step to the next, one row a trace (its key is its name)."""
+    headings = ("", "stayed out", "newly accepted", "un-accepted", "accepted again", "share un-accepted")
+    rows = [
+        [html.escape(name), *(f"{n:,}" for n in trace.accept_transitions.ravel()), f"{trace.unaccepted_share:.2%}"]
+        for name, trace in traces.items()
+    ]
+    return _table("dglab-hosts", headings, rows)
 
 
 def _cell(run: Results, name: str, labels: Mapping) -> str:

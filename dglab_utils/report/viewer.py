@@ -10,6 +10,7 @@ How a run is packed is canvas_payload.py's business, and how it looks is the scr
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,14 +104,21 @@ class CanvasViewer(anywidget.AnyWidget):
         return value
 
     def html(self) -> str:
-        """The static half: a div that holds the packed runs, and inside it their final texts for who has no script."""
+        """The static half, as the viewer stands now: a div that holds its state and the packed runs.
+
+        Inside it are the runs' final texts, for who has no script.
+        """
         inside = "".join(self._fallback(i) for i in range(len(self._traces)))
         runs = ""
         for i, (name, trace, label) in enumerate(zip(("run", "other"), self._traces, self._labels, strict=False)):
             cells = max(1.0, trace.steps * trace.canvas_length / (48 * 256))
-            budget = int(BYTES_PER_CANVAS * cells) - len(self._fallback(i).encode()) - 200
+            budget = int(BYTES_PER_CANVAS * cells) - len(self._fallback(i).encode()) - 400
             runs += f' data-{name}="{pack(trace, self._decode, budget, label)}"'
-        return f'<div class="dglab-canvas dglab-host"{runs}><div class="dglab dglab-fallback">{inside}</div></div>'
+        state = html.escape(json.dumps({name: getattr(self, name) for name in ("step", "cell", *_CHOICES)}))
+        return (
+            f'<div class="dglab-canvas dglab-host" data-state="{state}"{runs}>'
+            f'<div class="dglab dglab-fallback">{inside}</div></div>'
+        )
 
     def _fallback(self, i: int) -> str:
         trace, label = self._traces[i], self._labels[i]

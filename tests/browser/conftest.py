@@ -1,4 +1,5 @@
-"""Headless Chromium for the tests of pages; without it they are skipped, with the reason.
+"""Headless Chromium for the tests of pages; without it they are skipped, with the reason, and fail where
+DGLAB_REQUIRE_BROWSER is set (continuous integration).
 
 A page under test makes no request that leaves the machine and raises no error: both are checked when it is closed.
 """
@@ -42,7 +43,10 @@ def chromium() -> Iterator[Any]:
     name = os.environ.get("CHROMIUM", "chromium")
     executable = shutil.which(name)
     if executable is None:
-        pytest.skip(f"no {name} on PATH: install Chromium, or name it in CHROMIUM")
+        missing = f"no {name} on PATH: install Chromium, or name it in CHROMIUM"
+        if os.environ.get("DGLAB_REQUIRE_BROWSER"):
+            pytest.fail(missing)
+        pytest.skip(missing)
     with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield browser

@@ -216,6 +216,16 @@ def test_two_runs_go_in_step_and_the_shorter_waits(open_page: Open) -> None:
         assert re.search(rf"\b{run.argmax[-1, 8]}\b", text)
 
 
+def test_a_page_opens_at_the_state_that_was_saved(open_page: Open) -> None:
+    viewer = CanvasViewer(
+        random_canvas(steps=6, length=32), decode=word, step=4, cell=7, colour="entropy", token="current"
+    )
+    page = open_page(standalone_html(viewer.html()))
+    page.wait_for_selector("[role=gridcell]")
+    assert state(page) == {"step": 4, "cell": 7, "view": "grid", "colour": "entropy", "token": "current"}
+    assert page.locator("[role=gridcell]").nth(7).get_attribute("class") == "dg-cell dg-chosen"
+
+
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 

@@ -609,7 +609,8 @@ const dglabCanvas = (() => {
   /** A page: what is inside the div stays there, readable, when the run cannot be unpacked. */
   async function hydrate(el) {
     try {
-      el.dglab = await mount(el, { run: el.dataset.run, other: el.dataset.other });
+      const { run, other, state } = el.dataset;
+      el.dglab = await mount(el, { run, other }, JSON.parse(state ?? "{}"));
     } catch (error) {
       el.append(h("p", {}, `The interactive viewer could not start here: ${error.message}`));
     }
