@@ -115,6 +115,10 @@
             return Plotly.relayout(element, themed({ layout: figure.layout, drawn: element._fullLayout }));
           };
           new MutationObserver(restyle).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+          // plotly's own `responsive` hears the window alone, not a side bar or a late font that changes the column.
+          new ResizeObserver(function () {
+            if (element.clientWidth && element.clientWidth !== element._fullLayout.width) Plotly.Plots.resize(element);
+          }).observe(element);
           return restyle();
         });
       })

@@ -112,6 +112,16 @@ def test_figures_are_drawn_and_follow_the_theme(book, visit):
     assert tab.faults == []
 
 
+def test_a_figure_follows_its_column(book, visit):
+    tab = visit()
+    page = tab.open(book / "book" / "experiments" / "01_untrained_model.html")
+    tab.draw_all()
+    page.evaluate("document.querySelector('.bd-article').style.maxWidth = '420px'")
+    widths = "[...document.querySelectorAll('.dglab-plot')].map((plot) => [plot.clientWidth, plot._fullLayout.width])"
+    page.wait_for_function(f"{widths}.every(([column, figure]) => column < 430 && figure === column)")
+    assert not tab.faults
+
+
 def test_plotly_is_loaded_only_where_a_figure_comes_near(book, visit):
     tab = visit()
     loaded: list[str] = []
