@@ -87,6 +87,19 @@ def test_a_run_that_leaves_a_published_point_out_is_no_verdict():
     assert claim("growth-sets-steps").verdict(results).state == "not measured here"
 
 
+def test_without_results_given_the_first_run_that_tells_decides(monkeypatch):
+    silent, telling = Results.begin("02_commit_waves", {}), waves()
+    telling.host = "recorded-host"
+    for runs, state, host in (
+        ([], "not measured here", ""),
+        ([silent], "not measured here", silent.host),
+        ([silent, telling], "reproduced", "recorded-host"),
+    ):
+        monkeypatch.setattr("dglab_utils.report.claims.everywhere", lambda _, runs=runs: runs)
+        verdict = claim("growth-sets-steps").verdict()
+        assert (verdict.state, verdict.host) == (state, host)
+
+
 def test_ids_are_unique_and_unknown_ones_are_told():
     assert len({c.id for c in CLAIMS}) == len(CLAIMS)
     with pytest.raises(LabError, match="no claim 'nothing'"):

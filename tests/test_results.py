@@ -121,3 +121,18 @@ def test_slugs():
 
 def test_equal_results_are_equal_bytes(results):
     assert json.loads(results.deterministic())["experiment"] == "00_probe"
+
+
+def test_prose_quotes_the_first_run_that_has_it(results, tmp_path, monkeypatch):
+    fresh, recorded = tmp_path / "fresh", tmp_path / "recorded"
+    monkeypatch.setattr(module, "everywhere", lambda experiment: everywhere(experiment, fresh, recorded))
+    with pytest.raises(LabError, match="no results yet; run it with"):
+        module.quoted("00_probe", "steps", growth=0.5)
+    results.save(recorded)
+    results.measurements = [m for m in results.measurements if m.labels != {"growth": 0.5}]
+    results.host = "fresh-one"
+    results.save(fresh)
+    assert module.quoted("00_probe", "steps", growth=1.0)[1].host == "fresh-one"
+    assert module.quoted("00_probe", "steps", growth=0.5)[1].host != "fresh-one"
+    with pytest.raises(LabError, match=r"0 measurements called 'steps' with .'growth': 9"):
+        module.quoted("00_probe", "steps", growth=9)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dglab_utils.errors import LabError
+from dglab_utils.report import results as results_module
 from dglab_utils.report.results import Results
-from dglab_utils.runs import sphinx_extension
 from dglab_utils.runs.sphinx_extension import quoted
 
 
@@ -17,7 +17,7 @@ def results(monkeypatch):
     found.measure("steps", "steps", [18, 18, 18], growth=1.0, study="first_lab")
     found.measure("steps", "steps", [30, 31, 33, 34], growth=0.5, study="first_lab")
     found.measure("accepted_per_step", "", [45.8671], bound=0.001)
-    monkeypatch.setattr(sphinx_extension, "everywhere", lambda name: [found] if name == "02_waves" else [])
+    monkeypatch.setattr(results_module, "everywhere", lambda name: [found] if name == "02_waves" else [])
     return found
 
 
@@ -42,7 +42,7 @@ def test_a_measurement_is_quoted_with_its_unit_and_its_spread(query, shown, resu
     [
         ("02_waves", "write EXPERIMENT NAME"),
         ("02_waves steps growth", "write EXPERIMENT NAME"),
-        ("03_none steps", "no results of 03_none; run it with `dglab run 03_none`"),
+        ("03_none steps", "03_none: no results yet; run it with `dglab run 03_none`"),
         ("02_waves steps growth=1.0 :wide", "`:wide` is no number format"),
         ("02_waves steps", "2 measurements called 'steps'"),
         ("02_waves step growth=1.0", "0 measurements called 'step'"),

@@ -54,12 +54,11 @@ class Claim:
     judge: Callable[[Results], Verdict]
 
     def verdict(self, results: Results | None = None) -> Verdict:
-        """The verdict from these results, or from the first that exist (this machine's, then recorded hosts')."""
+        """The verdict from these results, or from the first that tell (this machine's, then recorded hosts')."""
         if results is None:
-            found = everywhere(self.experiment)
-            if not found:
-                return Verdict("not measured here", "", f"run it with `dglab run {self.experiment}`")
-            results = found[0]
+            verdicts = [self.verdict(run) for run in everywhere(self.experiment)]
+            verdicts.append(Verdict("not measured here", "", f"Run it with: dglab run {self.experiment}"))
+            return next((v for v in verdicts if v.state != "not measured here"), verdicts[0])
         try:
             judged = self.judge(results)
         except LabError as missing:  # the run left out what this claim is about

@@ -186,16 +186,24 @@ def everywhere(experiment: str, fresh: Path | None = None, recorded: Path = RECO
     return found
 
 
-def value(experiment: str, name: str, **labels: Any) -> Measurement:
-    """One measurement of the first result `everywhere` finds: what prose quotes.
+def quoted(experiment: str, name: str, **labels: Any) -> tuple[Measurement, Results]:
+    """The measurement that prose quotes, and the run it is from: the first of `everywhere` that has it.
+
+    A fresh run with other parameters may lack what the prose speaks of; the recorded runs have it then.
 
     Raises:
-        LabError: the experiment was never run here nor recorded, or has no such measurement.
+        LabError: the experiment has no results yet, or none with this measurement.
     """
-    results = everywhere(experiment)
-    if not results:
+    runs = everywhere(experiment)
+    if not runs:
         raise LabError(f"{experiment}: no results yet; run it with `dglab run {experiment}`")
-    return results[0].find(name, **labels)
+    refusals = []
+    for run in runs:
+        try:
+            return run.find(name, **labels), run
+        except LabError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 # -- this machine --------------------------------------------------------------------------------------------

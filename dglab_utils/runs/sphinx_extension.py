@@ -28,8 +28,8 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from dglab_utils import __version__
 from dglab_utils.errors import LabError
 from dglab_utils.measure import Measurement
+from dglab_utils.report import results
 from dglab_utils.report.claims import CLAIMS
-from dglab_utils.report.results import everywhere
 from dglab_utils.report.tables import verdict_table
 from dglab_utils.runs.catalogue import load_yaml
 
@@ -80,13 +80,10 @@ def quoted(query: str) -> tuple[str, str]:
         raise LabError("write EXPERIMENT NAME [label=value ...] [:format]")
     experiment, name, *pairs = words
     labels = {key: load_yaml(text) for key, _, text in (pair.partition("=") for pair in pairs)}
-    found = everywhere(experiment)
-    if not found:
-        raise LabError(f"no results of {experiment}; run it with `dglab run {experiment}`")
-    measurement = found[0].find(name, **labels)
+    measurement, run = results.quoted(experiment, name, **labels)
     return _in_words(measurement, form), (
         f"{name}, {', '.join(f'{k} {v}' for k, v in measurement.labels.items()) or 'no labels'}: median of "
-        f"{measurement.count}, measured on {found[0].host}"
+        f"{measurement.count}, measured on {run.host}"
     )
 
 
