@@ -87,24 +87,28 @@ def main() -> int:
 
 
 def memory_over_saved() -> float:
-    """Growth of the peak resident size when a canvas is traced, over the bytes of the finished arrays.
+    """How much more the peak resident size grows in a traced run, over the bytes of the finished arrays. Linux only.
 
     Each run has a process of its own. The logits are kept, which makes the arrays large enough (50 MB) to be seen
     beside the few MB by which two equal runs differ.
     """
     run = """
-import resource, sys, torch
+import re, sys, torch
+from pathlib import Path
 from dglab_utils.models import build
 from dglab_utils.sampling.observe import observe
 model, prompt, nbytes = build("toy-1m"), torch.arange(2, 18)[None], 0
-torch.manual_seed(0)
+model.generate(prompt)  # what a first run allocates for good
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
+before = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 if sys.argv[1] == "traced":
     with observe(model, keep_logits=True) as traces:
         model.generate(prompt)
     nbytes = traces[0].nbytes
 else:
     model.generate(prompt)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, nbytes)
+after = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+print(1024 * (after - before), nbytes)
 """
 
     def peak(kind: str) -> tuple[int, int]:

@@ -206,7 +206,8 @@ class CanvasTrace:
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in self._arrays() and f.name != "logits"
         }
         with written(path) as temporary:
-            np.savez_compressed(temporary, meta=np.array(json.dumps({"schema": SCHEMA, **meta})), **self._arrays())  # type: ignore[arg-type]
+            # Not compressed: random tokens hardly shrink, and saving is to cost nothing beside a run.
+            np.savez(temporary, meta=np.array(json.dumps({"schema": SCHEMA, **meta})), **self._arrays())  # type: ignore[arg-type]
         return path
 
     @classmethod
