@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dglab_utils.errors import LabError
-from dglab_utils.report.claims import CLAIMS, claim
+from dglab_utils.report.claims import CLAIMS, Verdict, claim
 from dglab_utils.report.reference import reference
 from dglab_utils.report.results import Results
 from dglab_utils.report.tables import hosts_table, verdict_table
@@ -87,6 +89,24 @@ def test_a_run_that_leaves_a_published_point_out_is_no_verdict():
     assert claim("growth-sets-steps").verdict(results).state == "not measured here"
 
 
+@pytest.mark.parametrize(
+    ("id", "name", "value"),
+    [
+        ("untrained-uniform-entropy", "uniform_entropy", None),
+        ("untrained-tokens-per-forward", "tokens_per_forward_range", [1.0]),
+        ("confidence-is-trained", "sharpness", []),
+        ("bound-is-a-speed-knob", "coupled_steps_range", ["16", "27"]),
+    ],
+)
+def test_inputs_of_the_wrong_shape_are_no_verdict(id, name, value):
+    results = waves() if id == "bound-is-a-speed-knob" else untrained()
+    results.verdict_inputs[name] = value
+    verdict = claim(id).verdict(results)
+    assert (verdict.state, verdict.host) == ("not measured here", results.host)
+    assert f"{results.experiment} on {results.host}: {id} cannot be read" in verdict.because
+    assert "\n" not in verdict.because
+
+
 def test_without_results_given_the_first_run_that_tells_decides(monkeypatch):
     silent, telling = Results.begin("02_commit_waves", {}), waves()
     telling.host = "recorded-host"
@@ -107,6 +127,13 @@ def test_ids_are_unique_and_unknown_ones_are_told():
 
 
 def test_the_table_escapes_and_marks_its_verdicts():
+    hostile = {field: f"<script>{field} & co</script>" for field in ("text", "source", "published")}
+    judge = lambda _: Verdict("partly", "1 < 2", "<img src=x onerror=alert(1)>")  # noqa: E731
+    table = verdict_table([replace(claim("growth-sets-steps"), judge=judge, **hostile)], waves())
+    assert "<script" not in table and "<img" not in table
+    for field in hostile:
+        assert f"&lt;script&gt;{field} &amp; co&lt;/script&gt;" in table
+    assert "<td>1 &lt; 2</td>" in table
     table = verdict_table([claim("growth-sets-steps")], waves())
     assert 'class="dglab-verdict dglab-reproduced">reproduced<' in table
     assert "growth 0.5: 31" in table

@@ -63,6 +63,9 @@ class Claim:
             judged = self.judge(results)
         except LabError as missing:  # the run left out what this claim is about
             return Verdict("not measured here", "", str(missing), results.host)
+        except (TypeError, ValueError, LookupError) as error:  # it holds what this claim does not know how to read
+            why = f"{results.experiment} on {results.host}: {self.id} cannot be read from this run ({error!r})"
+            return Verdict("not measured here", "", f"{why}; run the experiment again", results.host)
         return replace(judged, host=results.host)
 
 
