@@ -9,7 +9,8 @@
 
 `block_diffusion` returns the tokens of `model.generate(...)` under the same random draws, bit for bit (tests/sampling/
 test_from_scratch.py): it draws with the same functions in the same order. It lacks only what `generate()` adds around
-this: other devices and caches, streaming, images, compiled loops, padded prompts.
+this: other devices and caches, streaming, images, compiled loops, padded prompts, several EOS ids, and the checking
+of settings.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    DiffusionGemmaAdaptiveStopping,
     EntropyBoundSampler,
     LinearTemperatureScheduleLogitsProcessor,
     StableAndConfidentStoppingCriteria,
@@ -86,6 +87,7 @@ class StepRecorder:
     """Collects the steps of one canvas at a time; the three instruments write to it, in the order of the picture.
 
     `finished` mirrors the loop's own `finished_denoising`: once the stop test has said yes to a row, it stays so.
+    `accept` is what `accept_canvas` saw in the step that is open.
     """
 
     keep_logits: bool = False
@@ -93,15 +95,15 @@ class StepRecorder:
     finished: torch.Tensor | None = None
     temperature: float = float("nan")
     scores: torch.Tensor | None = None  # the step's raw logits, for the error message should they be unusable
-    _accept: dict[str, torch.Tensor] = field(default_factory=dict)
+    accept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def begin_canvas(self) -> None:
         """Forgets the canvas before."""
-        self.steps, self.finished, self._accept = [], None, {}
+        self.steps, self.finished, self.accept = [], None, {}
 
     def saw_accept(self, **tensors: torch.Tensor) -> None:
         """Notes what `accept_canvas` read and decided, `[B, L]` each (`logits` `[B, L, V]`)."""
-        self._accept = tensors
+        self.accept = tensors
 
     def saw_step(
         self,
@@ -115,7 +117,7 @@ class StepRecorder:
         if self.finished is None:
             self.finished = torch.zeros_like(finished)
         running = torch.nonzero(~self.finished).squeeze(-1)
-        accept, self._accept = self._accept, {}
+        accept, self.accept = self.accept, {}
         logits = accept["logits"][running].float() if self.keep_logits else None
         self.steps.append(
             Step(
@@ -259,3 +261,16 @@ class ObservedStop(StableAndConfidentStoppingCriteria):
             stable = (history == argmax_canvas[None]).all(dim=-1).all(dim=0)
         self.recorder.saw_step(argmax_canvas, mean_entropy, stable, mean_entropy < self.confidence_threshold, stops)
         return stops
+
+
+class ObservedCap(DiffusionGemmaAdaptiveStopping):
+    """Closes the steps where `generate()` was asked to run without a stop test: no row ever stops before the cap."""
+
+    def __init__(self, recorder: StepRecorder):
+        self.recorder = recorder
+
+    def __call__(self, argmax_canvas: torch.Tensor, logits: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """`[B]` False."""
+        never = torch.zeros(argmax_canvas.shape[0], dtype=torch.bool, device=argmax_canvas.device)
+        self.recorder.saw_step(argmax_canvas, self.recorder.accept["entropy"].mean(dim=-1), never, never, never)
+        return never

@@ -24,7 +24,14 @@ from dglab_utils.sampling.hooks import replaced
 
 
 def mixed(*numbers: int) -> int:
-    """One 64-bit seed from several non-negative numbers; different numbers give unrelated seeds."""
+    """One 64-bit seed from several non-negative numbers; different numbers give unrelated seeds.
+
+    Raises:
+        LabError: a negative number, or one that is no integer.
+    """
+    for number in numbers:
+        if not isinstance(number, int) or number < 0:
+            raise LabError(f"seed {number!r}: seeds are integers from 0")
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 

@@ -18,11 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, StaticCache
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import LinearTemperatureScheduleLogitsProcessor
 
 from dglab_utils.errors import LabError
 from dglab_utils.sampling.hooks import replaced
-from dglab_utils.sampling.instruments import ObservedSampler, ObservedSchedule, ObservedStop, StepRecorder
+from dglab_utils.sampling.instruments import (
+    ObservedCap,
+    ObservedSampler,
+    ObservedSchedule,
+    ObservedStop,
+    StepRecorder,
+)
 from dglab_utils.sampling.noise import RowNoiseSampler, sampler_settings
 from dglab_utils.sampling.trace import CanvasTrace
 
@@ -136,17 +143,21 @@ class _Hooks:
         return ObservedRowNoiseSampler(row_seeds=self.row_seeds, recorder=self.recorder, **arguments)
 
     def prepare_logits_processor(self, generation_config: Any, logits_processor: Any = None) -> Any:
-        processors = self.official._prepare_logits_processor(self.model, generation_config, logits_processor)
-        schedule = processors[-1]  # the official method appends it behind the caller's own
-        processors[-1] = ObservedSchedule(
-            self.recorder,
-            t_min=schedule.t_min,
-            t_max=schedule.t_max,
-            max_denoising_steps=schedule.max_denoising_steps,
-        )
+        official = self.official._prepare_logits_processor(self.model, generation_config, logits_processor)
+        # A list of our own: the official method returns the caller's, with its schedule appended for good.
+        processors = LogitsProcessorList(official)
+        if processors and isinstance(schedule := processors[-1], LinearTemperatureScheduleLogitsProcessor):
+            processors[-1] = ObservedSchedule(
+                self.recorder,
+                t_min=schedule.t_min,
+                t_max=schedule.t_max,
+                max_denoising_steps=schedule.max_denoising_steps,
+            )
         return processors
 
-    def prepare_diffusion_stopping_criteria(self, generation_config: Any) -> ObservedStop:
+    def prepare_diffusion_stopping_criteria(self, generation_config: Any) -> ObservedStop | ObservedCap:
+        if self.official._prepare_diffusion_stopping_criteria(self.model, generation_config) is None:
+            return ObservedCap(self.recorder)
         return ObservedStop(
             self.recorder,
             stability_threshold=generation_config.stability_threshold,
@@ -163,9 +174,11 @@ class _Hooks:
         if kwargs["is_prefill"]:
             mask = kwargs["attention_mask"][:, -ids.shape[1] :]
             self.prompts = [row[keep].int().cpu().numpy() for row, keep in zip(ids, mask, strict=True)]
-            room = cache.get_max_length() if hasattr(cache, "get_max_length") else cache.get_max_cache_shape()
-            if room is not None and 0 <= room < ids.shape[1]:
-                raise LabError(f"cache: holds {room} tokens, the prompt has {ids.shape[1]}; give a longer cache")
+            # A dynamic cache grows; its "maximum" is the sliding window of some layers, which simply slides.
+            if isinstance(cache, StaticCache):
+                room = cache.get_max_length() if hasattr(cache, "get_max_length") else cache.get_max_cache_shape()
+                if room < ids.shape[1]:
+                    raise LabError(f"cache: holds {room} tokens, the prompt has {ids.shape[1]}; give a longer cache")
         return self.official._prepare_encoder_inputs(self.model, **kwargs)
 
     def prepare_denoiser_inputs(self, **kwargs: Any) -> tuple:

@@ -12,6 +12,7 @@ the bound on entropy gets something to act on.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,6 +49,23 @@ class ConfidenceRamp:
     hardness: float = 8.0
     pull: float = 0.0
     reach: int = 4
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name}={value!r}: want {wanted}"
+            for name, value, wanted, right in (
+                ("growth", self.growth, "a finite number", math.isfinite(self.growth)),
+                ("canvas_length", self.canvas_length, "at least 1", self.canvas_length >= 1),
+                ("vocab_size", self.vocab_size, "at least 2", self.vocab_size >= 2),
+                ("hardness", self.hardness, "a finite number", math.isfinite(self.hardness)),
+                ("pull", self.pull, "a finite number >= 0", math.isfinite(self.pull) and self.pull >= 0),
+                ("reach", self.reach, "at least 1", self.reach >= 1),
+                ("pull", self.pull, "0 on a canvas of one position", not self.pull or self.canvas_length > 1),
+            )
+            if not right
+        ]
+        if wrong:
+            raise LabError(f"ramp: {wrong[0]}")
 
     @cached_property
     def _drawn(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,6 +177,9 @@ def run_ramp(
 
 def _checked(settings: dict[str, float], entropy_bound: float) -> EntropyBoundSamplerConfig:
     """The sampler's config, after the official validators have seen every setting."""
+    for name, value in {"entropy_bound": entropy_bound, **settings}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise LabError(f"{name}={value!r}: want a finite number")
     try:
         # Upstream's message for a bad threshold names an attribute that does not exist: an AttributeError
         # instead of the ValueError that was meant (generation_diffusion_gemma.py:182-188).

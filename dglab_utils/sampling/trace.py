@@ -51,13 +51,15 @@ class CanvasTrace:
         stable: [S] bool, the argmax canvas equals the last `stability_threshold` ones.
         confident: [S] bool, the mean entropy is below `confidence_threshold`.
         output: [L] int32, what `generate()` returned for this canvas: the last argmax, padded after an EOS.
-        prompt: [P] int32, what the row had before its first canvas, left padding removed.
+        prompt: [P] int32, what `generate()` was given for the row, left padding removed; with a cache from an earlier
+            turn only what that cache does not hold.
         settings: sampler settings, plain values: `max_denoising_steps`, `entropy_bound`, `t_min`, `t_max`,
             `stability_threshold`, `confidence_threshold`, `vocab_size`, `pad_token_id`, `eos_token_id`.
         row, canvas: index of the row in its batch, and of the canvas in its row.
         stopped: the stop test ended the canvas; False when the cap on steps did.
-        ended_before: the row had met its EOS in an earlier canvas. `generate()` denoises such a canvas with its
-            batch and replaces the whole of it with padding.
+        ended_before: an EOS, or another stopping criterion, had ended the row in an earlier canvas. `generate()`
+            denoises such a canvas with its batch, does not count its forwards, and replaces the whole of it with
+            padding where there is a padding token.
         seed, model, dtype, device: what was run; `seed` is None where the caller did not give one.
         logits: [S, L, V] float32, tempered, or None; kept on request only.
     """
@@ -115,7 +117,7 @@ class CanvasTrace:
     @property
     def official_tokens_per_forward(self) -> float:
         """This canvas's share of the `tokens_per_forward` that `generate()` reports: its non-pad tokens over its
-        decoder forwards. It counts output length, not acceptance. NaN for a canvas after the end, which
+        decoder forwards. It counts output length, not acceptance. NaN for a canvas after the end, whose forwards
         `generate()` does not count.
         """
         if self.ended_before:

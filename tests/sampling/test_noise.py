@@ -54,6 +54,18 @@ def test_copies_of_a_row_differ_by_their_noise_alone(model, prompts):
     assert [t.seed for t in traces] == [8, 8, 9]
 
 
+def test_every_canvas_has_noise_of_its_own(model, prompts):
+    with observe(model, row_seeds=[8]) as traces:
+        generate(model, prompts[:1], max_new_tokens=64, max_denoising_steps=2)
+    assert traces[0].current[0].tolist() != traces[1].current[0].tolist()
+
+
+@pytest.mark.parametrize("seed", [-3, 1.5, "7"])
+def test_seeds_are_integers_from_zero(model, prompts, seed):
+    with pytest.raises(LabError, match="seeds are integers from 0"), observe(model, row_seeds=[seed]):
+        generate(model, prompts[:1], max_new_tokens=32)
+
+
 def test_a_straggler_does_not_shift_the_next_canvas(model, prompts):
     def second_canvas(*steps: int) -> list[int]:
         script = scripted(sure_after(*steps), 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -115,8 +116,9 @@ def test_canvases_after_the_end(model, prompts):
     # Row 0 is sure of tokens 20 .. 51, so that an EOS of 30 ends it in its first canvas; the others never meet one.
     script = scripted(sure_after(0, 0, 0), 8)
     output, traces = traced(model, prompts, max_new_tokens=64, eos_token_id=30, logits_processor=script)
-    later = next(t for t in traces if (t.row, t.canvas) == (0, 1))
+    first, later = (next(t for t in traces if (t.row, t.canvas) == (0, canvas)) for canvas in (0, 1))
     assert later.ended_before
+    assert not first.ended_before
     assert set(later.output.tolist()) == {0}
     assert math.isnan(later.official_tokens_per_forward)
     counted = [t for t in traces if t.row == 0 and not t.ended_before]
@@ -218,6 +220,62 @@ def test_only_diffusion_gemma_can_be_observed():
         observe(torch.nn.Linear(1, 1)),
     ):
         pass
+
+
+def test_a_prompt_longer_than_the_sliding_window(model):
+    """Sliding layers keep 128 tokens; the dynamic cache has no limit for that."""
+    long = torch.randint(2, 190, (2, 300), generator=torch.Generator().manual_seed(2))
+    plain = generate(model, long, seed=1, max_new_tokens=64)
+    seen, traces = traced(model, long, seed=1, max_new_tokens=64)
+    assert torch.equal(plain.sequences, seen.sequences)
+    assert traces[0].prompt.tolist() == long[0].tolist()
+
+
+def test_a_second_turn_with_the_cache_of_the_first(model, prompts):
+    def turns(watch):
+        first = generate(model, prompts[:1], seed=1, max_new_tokens=32)
+        more = torch.cat([first.sequences[:, -32:], prompts[1:2]], dim=-1)
+        with watch() as traces:
+            second = generate(model, more, seed=2, max_new_tokens=32, **{CACHE: getattr(first, CACHE)})
+        return second.sequences, traces, more
+
+    plain, _, _ = turns(contextlib.nullcontext)
+    seen, traces, more = turns(lambda: observe(model))
+    assert torch.equal(plain, seen)
+    assert traces[0].prompt.tolist() == more[0].tolist()
+
+
+@pytest.mark.parametrize("off", [{"t_min": None}, {"stability_threshold": None}, {"confidence_threshold": None}])
+def test_parts_that_are_switched_off(model, prompts, off):
+    plain = generate(model, prompts, seed=1, max_new_tokens=32, **off)
+    seen, traces = traced(model, prompts, seed=1, max_new_tokens=32, **off)
+    assert torch.equal(plain.sequences, seen.sequences)
+    assert np.isnan(traces[0].temperature).all() == ("t_min" in off)
+    assert not any(t.stopped for t in traces)
+    assert np.allclose(traces[0].mean_entropy, traces[0].entropy.mean(axis=1), atol=1e-5)
+
+
+def test_without_a_stability_threshold_every_step_is_stable(model, prompts):
+    _, traces = traced(model, prompts, max_new_tokens=32, stability_threshold=0)
+    assert all(t.stable.all() for t in traces)
+
+
+def test_other_padding(model, prompts):
+    script = scripted(sure_after(0, 0, 0), 8)
+    _, traces = traced(model, prompts, max_new_tokens=64, eos_token_id=30, pad_token_id=3, logits_processor=script)
+    assert traces[0].output.tolist() == [*range(20, 31), *[3] * 21]
+    assert traces[0].official_tokens_per_forward == 11 / traces[0].steps
+
+
+def test_the_caller_s_processors_are_treated_as_upstream_does(model, prompts):
+    """Upstream appends its schedule to that list; watching neither hides it nor leaves an instrument there."""
+    kinds = []
+    for watch in (contextlib.nullcontext, lambda: observe(model)):
+        mine = scripted(lambda _, logits: logits, 8)
+        with watch():
+            generate(model, prompts, max_new_tokens=32, logits_processor=mine)
+        kinds.append([type(processor).__name__ for processor in mine])
+    assert kinds[0] == kinds[1]
 
 
 def test_several_calls_in_one_context(model, prompts):

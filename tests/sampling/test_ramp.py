@@ -36,6 +36,7 @@ def test_first_lab_difficulties():
 def test_the_mask_is_the_rule_of_its_logits():
     trace = run_ramp(ConfidenceRamp(canvas_length=64, vocab_size=100), entropy_bound=0.5, keep_logits=True)
     assert np.array_equal(trace.accepted, accept(torch.from_numpy(trace.logits), 0.5).numpy())
+    assert trace.settings["entropy_bound"] == 0.5
 
 
 def test_without_pull_the_draws_decide_nothing_but_themselves():
@@ -82,11 +83,33 @@ def test_equal_seeds_give_equal_traces_and_leave_the_generator_alone():
         ({"confidence_threshold": 0.0}, "confidence_threshold"),
         ({"stability_threshold": -1}, "stability_threshold"),
         ({"t_min": 0.8}, "t_max"),
+        ({"entropy_bound": math.nan}, "entropy_bound=nan: want a finite number"),
+        ({"confidence_threshold": math.nan}, "confidence_threshold=nan"),
+        ({"t_max": math.inf}, "t_max=inf"),
+        ({"max_denoising_steps": True}, "max_denoising_steps=True"),
+        ({"t_min": None}, "t_min=None"),
+        ({"seed": -1}, "seeds are integers from 0"),
     ],
 )
 def test_bad_settings(setting, told):
     with pytest.raises(LabError, match=told):
         run_ramp(ConfidenceRamp(canvas_length=8, vocab_size=10), **setting)
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ({"canvas_length": 0}, "canvas_length=0: want at least 1"),
+        ({"vocab_size": 1}, "vocab_size=1: want at least 2"),
+        ({"growth": math.nan}, "growth=nan"),
+        ({"pull": -1.0}, "pull=-1.0"),
+        ({"pull": 2.0, "reach": 0}, "reach=0"),
+        ({"pull": 2.0, "canvas_length": 1}, "want 0 on a canvas of one position"),
+    ],
+)
+def test_bad_ramps(shape, told):
+    with pytest.raises(LabError, match=told):
+        ConfidenceRamp(**shape)
 
 
 def test_unusable_logits_are_named():

@@ -10,9 +10,11 @@ import pytest
 import torch
 import transformers
 from small import SMALL, generate
+from transformers import LogitsProcessorList
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     DiffusionGemmaGenerationConfig,
     EntropyBoundSamplerConfig,
+    LinearTemperatureScheduleLogitsProcessor,
 )
 
 from dglab_utils.models import build
@@ -57,6 +59,13 @@ def test_the_compiled_stop_test_is_never_called(model, prompts, monkeypatch):
     generate(build(SMALL), prompts, max_new_tokens=32, cache_implementation="static")
     assert "EntropyBoundSampler.accept_canvas" in called
     assert "StableAndConfidentStoppingCriteria.__call__" not in called
+
+
+def test_a_list_of_processors_cools_twice_when_it_is_used_twice(model, prompts):
+    mine = LogitsProcessorList()
+    for calls in (1, 2):
+        generate(model, prompts, max_new_tokens=32, logits_processor=mine)
+        assert [type(p) for p in mine] == [LinearTemperatureScheduleLogitsProcessor] * calls
 
 
 def test_a_few_tokens_cost_a_canvas(model, prompts):
