@@ -13,10 +13,12 @@ from dglab_utils.report.results import Results
 from dglab_utils.report.tables import hosts_table, verdict_table
 
 
-def untrained(*, steps=48, accepted=1.0, last=6.83, low=0.1, high=5.3, sharp=(1.0, 43.0), stopped=0) -> Results:
+def untrained(
+    *, accepted=1.0, last=6.83, low=0.1, high=5.3, sharp=(1.0, 43.0), sharp_stopped=0, stopped=0, most=1, cap=48
+) -> Results:
     made = Results.begin("01_untrained_model", {})
     for eos, tokens in (("none", [5.3333] * 2), ("set", [low, high])):
-        made.measure("steps", "steps", [steps] * 2, eos=eos)
+        made.measure("steps", "steps", [48] * 2, eos=eos)
         made.measure("accepted_per_step", "positions", [accepted] * 2, eos=eos)
         made.measure("mean_entropy_first", "nats", [6.89] * 2, eos=eos)
         made.measure("mean_entropy_last", "nats", [last] * 2, eos=eos)
@@ -24,16 +26,20 @@ def untrained(*, steps=48, accepted=1.0, last=6.83, low=0.1, high=5.3, sharp=(1.
     for factor, value in zip((1.0, 30.0), sharp, strict=True):
         made.measure("accepted_per_step", "positions", [value], sharpness=factor)
     made.verdict_inputs = {
-        "max_denoising_steps": 48,
+        "max_denoising_steps": cap,
+        "runs_stopped": stopped,
+        "most_accepted_in_a_step": most,
         "uniform_entropy": 6.9078,
         "tokens_per_forward_range": [low, high],
         "sharpness": [1.0, 30.0],
-        "sharp_runs_stopped": stopped,
+        "sharp_runs_stopped": sharp_stopped,
     }
     return made
 
 
-def waves(*, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), coupled=(16, 27)) -> Results:
+def waves(
+    *, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), coupled=(27, 16), bounds=(0.1, 10.0), cap=48
+) -> Results:
     made = Results.begin("02_commit_waves", {})
     published = reference("first_lab")["B_commit_waves"]
     for growth, steps in published["growth_to_steps"].items():
@@ -41,7 +47,9 @@ def waves(*, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), c
     for (bound, accepted), steps in zip(published["bound_to_mean_accepted"].items(), bound_steps, strict=True):
         made.measure("accepted_per_step", "", [accepted + accepted_shift], study="first_lab", bound=bound)
         made.measure("steps", "steps", [steps], study="first_lab", bound=bound)
-    made.verdict_inputs = {"coupled_steps_range": list(coupled)}
+    row = {"pull": 16.0, "tight": bounds[0], "loose": bounds[1], "steps_tight": coupled[0], "steps_loose": coupled[1]}
+    no_pull = {**row, "pull": 0.0, "steps_tight": 31, "steps_loose": 31}
+    made.verdict_inputs = {"max_denoising_steps": cap, "steps_by_pull": [no_pull, row]}
     return made
 
 
@@ -49,15 +57,16 @@ def waves(*, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), c
     ("id", "results", "state"),
     [
         ("untrained-never-stops", untrained(), "reproduced"),
-        ("untrained-never-stops", untrained(steps=47), "not reproduced"),
-        ("untrained-never-stops", untrained(accepted=1.2), "not reproduced"),
+        ("untrained-never-stops", untrained(stopped=1), "not reproduced"),
+        ("untrained-never-stops", untrained(most=2), "not reproduced"),
         ("untrained-uniform-entropy", untrained(), "partly"),
         ("untrained-uniform-entropy", untrained(last=6.91), "reproduced"),
-        ("untrained-uniform-entropy", untrained(last=5.0), "not reproduced"),
+        ("untrained-uniform-entropy", untrained(last=6.7), "not reproduced"),
         ("untrained-tokens-per-forward", untrained(), "partly"),
         ("untrained-tokens-per-forward", untrained(low=2.0), "not reproduced"),
         ("confidence-is-trained", untrained(), "partly"),
-        ("confidence-is-trained", untrained(stopped=1), "not reproduced"),
+        ("confidence-is-trained", untrained(sharp=(1.0, 10.0)), "partly"),
+        ("confidence-is-trained", untrained(sharp_stopped=1), "not reproduced"),
         ("confidence-is-trained", untrained(sharp=(1.0, 1.1)), "reproduced"),
         ("growth-sets-steps", waves(), "reproduced"),
         ("growth-sets-steps", waves(growth_shift=1), "not reproduced"),
@@ -65,6 +74,7 @@ def waves(*, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), c
         ("bound-sets-accepted", waves(accepted_shift=0.1), "not reproduced"),
         ("bound-is-a-speed-knob", waves(), "partly"),
         ("bound-is-a-speed-knob", waves(coupled=(27, 27)), "not reproduced"),
+        ("bound-is-a-speed-knob", waves(coupled=(16, 27)), "not reproduced"),
         ("bound-is-a-speed-knob", waves(bound_steps=(20, 18, 16, 14)), "reproduced"),
     ],
 )
@@ -83,6 +93,21 @@ def test_every_claim_says_when_it_was_not_measured():
         assert "\n" not in verdict.because
 
 
+@pytest.mark.parametrize("results", [untrained(cap=2), waves(cap=2)], ids=["A", "B"])
+def test_runs_under_another_cap_decide_nothing(results):
+    for c in (c for c in CLAIMS if c.experiment == results.experiment):
+        assert c.verdict(results).state == "not measured here", c.id
+
+
+def test_one_bound_alone_is_no_comparison():
+    verdict = claim("bound-is-a-speed-knob").verdict(waves(bounds=(0.1, 0.1)))
+    assert verdict.state == "not measured here"
+
+
+def test_tokens_per_forward_tells_what_was_accepted():
+    assert "accepted a step: 60.00" in claim("untrained-tokens-per-forward").verdict(untrained(accepted=60.0)).measured
+
+
 def test_a_run_that_leaves_a_published_point_out_is_no_verdict():
     results = waves()
     results.measurements = [m for m in results.measurements if m.labels.get("growth") != 0.5]
@@ -95,7 +120,7 @@ def test_a_run_that_leaves_a_published_point_out_is_no_verdict():
         ("untrained-uniform-entropy", "uniform_entropy", None),
         ("untrained-tokens-per-forward", "tokens_per_forward_range", [1.0]),
         ("confidence-is-trained", "sharpness", []),
-        ("bound-is-a-speed-knob", "coupled_steps_range", ["16", "27"]),
+        ("bound-is-a-speed-knob", "steps_by_pull", ["16", "27"]),
     ],
 )
 def test_inputs_of_the_wrong_shape_are_no_verdict(id, name, value):

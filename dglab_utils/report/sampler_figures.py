@@ -60,12 +60,13 @@ def entropy_and_accepted(traces: Sequence[CanvasTrace], title: str) -> go.Figure
 
 
 def tokens_per_forward_by_output(
-    lengths: Sequence[int], values: Sequence[float], steps: int, canvas: int, reference: float
+    lengths: Sequence[int], values: Sequence[float], accepted: float, steps: int, canvas: int, reference: float
 ) -> go.Figure:
     """The official tokens per forward of each run against its output length, and the line length / steps.
 
     Args:
         lengths, values: tokens returned and tokens a forward, one a run.
+        accepted: positions accepted a step, median of the runs.
         steps: decoder forwards, the same in every run.
         canvas: the longest output.
         reference: the published tokens a forward.
@@ -83,7 +84,7 @@ def tokens_per_forward_by_output(
         name=f"length / {steps}",
     )
     chart.add_scatter(
-        x=[0, canvas], y=[1, 1], mode="lines", line={"color": ORANGE}, name="accepted a step, in every run"
+        x=[0, canvas], y=[accepted] * 2, mode="lines", line={"color": ORANGE}, name="accepted a step, median"
     )
     chart.add_scatter(
         x=list(lengths),
@@ -153,11 +154,8 @@ def steps_and_accepted_by_bound(results: Results, bounds: Sequence[float], refer
     steps = [results.find("steps", study="first_lab", bound=b).median for b in bounds]
     accepted = [results.find("accepted_per_step", study="first_lab", bound=b).median for b in bounds]
     flat = len(set(steps)) == 1
-    title = (
-        f"A looser bound accepts {accepted[-1] / accepted[0]:.1f} times as much a step, and saves no step at all"
-        if flat
-        else "A looser bound accepts more a step and stops sooner"
-    )
+    title = f"{bounds[-1] / bounds[0]:g} times the bound: {accepted[0]:.0f} become {accepted[-1]:.0f} accepted a step, "
+    title += "and no step is saved" if flat else f"and {steps[0]:g} become {steps[-1]:g} steps"
     chart = figure(title, "entropy bound, nats", "positions a step, or steps", log_x=True)
     for values, key, name, colour in (
         (accepted, "bound_to_mean_accepted", "accepted a step, mean", BLUE),
@@ -193,7 +191,8 @@ def steps_by_bound_and_pull(results: Results, bounds: Sequence[float], pulls: Se
     """Steps until the stop against the bound, one line a pull; median and quartiles over ramps and draws."""
     strongest = [results.find("steps", study="coupled", pull=pulls[-1], bound=b).median for b in bounds]
     chart = figure(
-        f"Once logits listen to the canvas, the bound saves steps: {strongest[0]:g} become {strongest[-1]:g}",
+        f"With pull {pulls[-1]:g}, from the tightest bound to the loosest, {strongest[0]:g} steps become "
+        f"{strongest[-1]:g}",
         "entropy bound, nats",
         "steps until the stop",
         log_x=True,
@@ -213,7 +212,7 @@ def entropy_at_acceptance(by_bound: Mapping[float, np.ndarray], low: float, high
     """Distribution of the entropy at first acceptance, one box a bound; the published range of means as a band."""
     medians = [float(np.median(v)) for v in by_bound.values()]
     chart = figure(
-        f"Loosening the bound lets in guesses: the median entropy at acceptance goes from {medians[0]:.2g} to "
+        f"A looser bound accepts less certain positions: the median goes from {medians[0]:.2g} to "
         f"{medians[-1]:.2g} nats",
         "entropy bound, nats",
         "entropy at first acceptance, nats",
