@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +30,18 @@ from dglab_utils.errors import LabError
 from dglab_utils.paths import written
 
 SCHEMA = 1
+
+# Axes and numpy kind (b bool, i int, f float) of each array; S = steps, L = canvas length, P = prompt, V = vocabulary.
+LAYOUT = {
+    **dict.fromkeys(("current", "argmax", "sampled"), ("SL", "i")),
+    "entropy": ("SL", "f"),
+    "accepted": ("SL", "b"),
+    **dict.fromkeys(("temperature", "mean_entropy"), ("S", "f")),
+    **dict.fromkeys(("stable", "confident"), ("S", "b")),
+    "output": ("L", "i"),
+    "prompt": ("P", "i"),
+    "logits": ("SLV", "f"),
+}
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ class CanvasTrace:
         """Reads what `save` wrote.
 
         Raises:
-            LabError: no such file, a truncated or foreign one, or a schema this version does not read.
+            LabError: no such file, a damaged or foreign one, arrays that do not fit each other, or another schema.
         """
         path = Path(path)
         try:
@@ -227,13 +238,33 @@ class CanvasTrace:
             schema = meta.pop("schema")
             if schema != SCHEMA:
                 raise LabError(f"{path}: trace schema {schema}, this version reads {SCHEMA}: record it again")
-            return cls(**content, **meta)
+            trace = cls(**content, **meta)
+            trace._check()
         except FileNotFoundError:
             raise LabError(f"{path}: no such trace; record one with observe(model) and save it") from None
-        except (zipfile.BadZipFile, OSError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, LabError):
-                raise
-            raise LabError(f"{path}: not a readable trace ({error}); the file is damaged, record it again") from error
+        except LabError:
+            raise
+        except Exception as error:  # zipfile, zlib, numpy's header parser, json: a damaged file can raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise LabError(f"{path}: not a readable trace ({reason}); the file is damaged, record it again") from error
+        return trace
+
+    def _check(self) -> None:
+        """Raises ValueError where a field is not what the class says it is: for what comes from a file."""
+        sizes: dict[str, int] = {}
+        for name, (axes, kind) in LAYOUT.items():
+            array = getattr(self, name)
+            if name == "logits" and array is None:
+                continue
+            if not isinstance(array, np.ndarray) or array.ndim != len(axes) or array.dtype.kind != kind:
+                raise ValueError(f"{name} is not [{', '.join(axes)}] of kind {kind}")
+            for axis, size in zip(axes, array.shape, strict=True):
+                if sizes.setdefault(axis, size) != size:
+                    raise ValueError(f"{name} has {axis} = {size}, other arrays {sizes[axis]}")
+        if not (sizes["S"] and sizes["L"]):
+            raise ValueError("it has no steps or no positions")
+        if not isinstance(self.settings, dict):
+            raise ValueError("settings is not a dictionary")
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), np.ndarray)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dglab_utils.errors import LabError
-from dglab_utils.sampling.trace import CanvasTrace
+from dglab_utils.sampling.trace import LAYOUT, CanvasTrace
 
 
 @pytest.fixture
@@ -111,6 +111,56 @@ def test_bad_files(trace, tmp_path):
         CanvasTrace.load(tmp_path / "absent.npz")
     with pytest.raises(LabError, match=r"saved as \.npz"):
         trace.save(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_any_damage_is_one_line_or_harmless(trace, tmp_path, compress):
+    """Random bytes flipped, and the file cut at random: nothing but a LabError comes out."""
+    path = replace(trace, logits=np.zeros((4, 4, 2), dtype=np.float32)).save(tmp_path / "run.npz")
+    if compress:  # not what save writes, but numpy reads it, and zlib then has its own ways to fail
+        with np.load(path) as archive:
+            np.savez_compressed(path, **archive)
+    whole = path.read_bytes()
+    random = np.random.default_rng(0)
+    refused = 0
+    for attempt in range(400):
+        damaged = bytearray(whole)
+        for at in random.integers(len(whole), size=random.integers(1, 9)):
+            damaged[at] ^= int(random.integers(1, 256))
+        path.write_bytes(damaged[: random.integers(len(whole))] if attempt % 4 == 0 else damaged)
+        try:
+            assert CanvasTrace.load(path).steps == 4
+        except LabError as error:
+            refused += 1
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+            assert "record it again" in str(error)
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"argmax": np.zeros((3, 4), np.int32)}, "argmax has S = 3, other arrays 4"),
+        ({"output": np.zeros(5, np.int32)}, "output has L = 5, other arrays 4"),
+        ({"temperature": np.zeros((4, 1), np.float32)}, r"temperature is not \[S\]"),
+        ({"prompt": np.zeros((1, 2), np.int32)}, r"prompt is not \[P\]"),
+        ({"accepted": np.zeros((4, 4), np.float32)}, r"accepted is not \[S, L\] of kind b"),
+        ({"logits": np.zeros((4, 4), np.float32)}, r"logits is not \[S, L, V\]"),
+        ({"logits": np.zeros((4, 3, 9), np.float32)}, "logits has L = 3, other arrays 4"),
+        ({"entropy": "high"}, r"entropy is not \[S, L\]"),
+        ({"settings": [1]}, "settings is not a dictionary"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(trace, tmp_path, changes, told):
+    path = replace(trace, **changes).save(tmp_path / "run.npz")
+    with pytest.raises(LabError, match=rf"run\.npz: not a readable trace \({told}"):
+        CanvasTrace.load(path)
+
+
+def test_a_trace_without_steps_is_refused(trace, tmp_path):
+    rows = {name: getattr(trace, name)[:0] for name, (axes, _) in LAYOUT.items() if axes[0] == "S" and name != "logits"}
+    with pytest.raises(LabError, match="no steps"):
+        CanvasTrace.load(replace(trace, **rows).save(tmp_path / "run.npz"))
 
 
 def test_a_failed_save_keeps_what_was_there(trace, tmp_path):
