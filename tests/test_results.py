@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -85,6 +86,82 @@ def test_damaged_files_are_named(results, tmp_path, damage, told):
     assert "\n" not in str(caught.value)
     with pytest.raises(LabError, match="no such results file"):
         read(tmp_path / "absent.json")
+
+
+ABSENT = object()
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "told"),
+    [
+        (("host",), "../esc", "field host is '../esc', which cannot name a file"),
+        (("host",), "..", "field host"),
+        (("host",), "a\\b", "field host"),
+        (("host",), "", "field host"),
+        (("host",), 3, "field host is missing or of the wrong type"),
+        (("experiment",), "../../01", "field experiment"),
+        (("seconds",), True, "field seconds"),
+        (("seconds",), float("nan"), "field seconds"),
+        (("parameters",), [1], "field parameters"),
+        (("parameters", "bound"), float("nan"), "field parameters holds a number that is not finite"),
+        (("verdict_inputs",), None, "field verdict_inputs"),
+        (("verdict_inputs", "cap"), [float("inf")], "field verdict_inputs holds a number that is not finite"),
+        (("digests", "tokens"), 7, "field digests"),
+        (("environment", "versions"), ABSENT, "field environment.versions is missing"),
+        (("environment", "versions"), [], "field environment.versions"),
+        (("environment", "versions", "transformers"), ABSENT, "field environment.versions.transformers"),
+        (("environment", "hardware"), "big", "field environment.hardware"),
+        (("measurements", 1), "steps", "field measurements[1] is of the wrong type"),
+        (("measurements", 1, "name"), None, "field measurements[1].name"),
+        (("measurements", 1, "unit"), 5, "field measurements[1].unit"),
+        (("measurements", 1, "median"), "18", "field measurements[1].median"),
+        (("measurements", 1, "median"), ABSENT, "field measurements[1].median"),
+        (("measurements", 1, "q1"), float("nan"), "field measurements[1].q1"),
+        (("measurements", 1, "q3"), True, "field measurements[1].q3"),
+        (("measurements", 1, "q3"), 10**400, "field measurements[1].q3"),
+        (("measurements", 1, "count"), 0, "field measurements[1].count"),
+        (("measurements", 1, "count"), 1.0, "field measurements[1].count"),
+        (("measurements", 1, "labels"), None, "field measurements[1].labels"),
+        (("measurements", 1, "timed"), 1, "field measurements[1].timed"),
+        (("measurements", 1, "extra"), 1, "unknown field measurements[1].extra"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named(results, tmp_path, at, value, told):
+    path = results.save(tmp_path)
+    content = json.loads(path.read_text())
+    *way, last = at
+    place = content
+    for step in way:
+        place = place[step]
+    if value is ABSENT:
+        del place[last]
+    else:
+        place[last] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(LabError, match=rf"00_probe\.json: {re.escape(told)}") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": ' + "1" * 5000 + "}", "\xff"])
+def test_a_file_that_json_itself_refuses_is_named(tmp_path, text):
+    (tmp_path / "x.json").write_text(text, encoding="latin-1")
+    with pytest.raises(LabError, match=r"x\.json: not a results file"):
+        read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(("field", "name"), [("host", "../esc"), ("host", "/esc"), ("experiment", "../../esc")])
+def test_nothing_is_written_outside_the_folder(results, tmp_path, field, name):
+    setattr(results, field, name)
+    with pytest.raises(LabError, match="esc' cannot name a file"):
+        results.save(tmp_path / "in")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cuda_without_a_gpu_is_one_line(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(LabError, match=r"^device = 'cuda', but PyTorch finds no CUDA device .*; use cpu$"):
+        Results.begin("00_probe", {"device": "cuda"})
 
 
 def test_a_failed_save_keeps_what_was_there(results, tmp_path):

@@ -19,8 +19,9 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,43 @@ from dglab_utils.paths import FRESH_RESULTS, RECORDED_RESULTS, ROOT, written
 
 SCHEMA = 1
 LIBRARIES = ("torch", "transformers", "numpy", "dglab-utils")
+Check = Callable[[Any], bool]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a host's folder or an experiment's file
+
+
+def _is(*kinds: type) -> Check:
+    """Whether a value that came from JSON is of one of these types; True is no number."""
+    return lambda value: type(value) in kinds
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # false for NaN
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+# What a file holds.
+FIELDS: dict[str, Check] = {
+    "experiment": _is(str),
+    "host": _is(str),
+    "parameters": _is(dict),
+    "environment": _is(dict),
+    "started": _is(str),
+    "seconds": _is_finite,
+    "measurements": _is(list),
+    "digests": lambda value: type(value) is dict and all(map(_is(str), value.values())),
+    "verdict_inputs": _is(dict),
+}
+MEASUREMENT_FIELDS: dict[str, Check] = {
+    "name": _is(str),
+    "unit": _is(str),
+    **dict.fromkeys(("median", "q1", "q3"), _is_finite),
+    "count": _is_count,
+    "labels": _is(dict),
+    "timed": _is(bool),
+}
 
 
 @dataclass
@@ -122,7 +160,13 @@ class Results:
         Args:
             folder: "" is the git-ignored folder of fresh results; a relative one is taken from the checkout's root,
                 wherever the notebook's kernel happens to run.
+
+        Raises:
+            LabError: the host or the experiment is no name of a file.
         """
+        for name in (self.host, self.experiment):
+            if not _NAME.fullmatch(name):
+                raise LabError(f"results: {name!r} cannot name a file; letters, digits, - . and _ can")
         if self._began is not None:
             self.seconds = round(time.perf_counter() - self._began, 3)
         base = ROOT / Path(folder).expanduser() if str(folder) else FRESH_RESULTS
@@ -144,33 +188,47 @@ def read(path: str | Path) -> Results:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LabError(f"{path}: no such results file; run the experiment first") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not there to read, not UTF-8, not JSON, nested too deep
         raise LabError(f"{path}: not a results file ({error}); delete it and run the experiment again") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise LabError(f"{path}: field schema is {found!r}, this version reads {SCHEMA}; run the experiment again")
     del content["schema"]
-    expected: dict[str, type | tuple[type, ...]] = {
-        "experiment": str,
-        "host": str,
-        "parameters": dict,
-        "environment": dict,
-        "started": str,
-        "seconds": (int, float),
-        "measurements": list,
-        "digests": dict,
-        "verdict_inputs": dict,
-    }
-    for name, kind in expected.items():
-        if not isinstance(content.get(name), kind):
-            raise LabError(f"{path}: field {name} is missing or of the wrong type; run the experiment again")
-    if unknown := content.keys() - expected.keys():
-        raise LabError(f"{path}: unknown field {sorted(unknown)[0]}; run the experiment again")
-    try:
-        content["measurements"] = [Measurement(**m) for m in content["measurements"]]
-    except TypeError as error:
-        raise LabError(f"{path}: field measurements: {error}; run the experiment again") from None
+    if fault := next(_faults(content), None):
+        raise LabError(f"{path}: {fault}; run the experiment again")
+    content["measurements"] = [Measurement(**m) for m in content["measurements"]]
     return Results(**content)
+
+
+def _faults(content: Mapping[str, Any]) -> Iterator[str]:
+    """What differs from what `save` writes, one line each; later lines rely on the earlier ones being none."""
+    yield from _misfits(content, FIELDS, "")
+    for name in ("experiment", "host"):
+        if not _NAME.fullmatch(content[name]):
+            yield f"field {name} is {content[name]!r}, which cannot name a file; letters, digits, - . and _ can"
+    yield from _misfits(content["environment"], {"hardware": _is(dict), "versions": _is(dict)}, "environment.", True)
+    if not _is(str)(content["environment"]["versions"].get("transformers")):
+        yield "field environment.versions.transformers is missing or of the wrong type"
+    for number, measurement in enumerate(content["measurements"]):
+        if not isinstance(measurement, dict):
+            yield f"field measurements[{number}] is of the wrong type"
+        yield from _misfits(measurement, MEASUREMENT_FIELDS, f"measurements[{number}].")
+    for name, value in content.items():
+        try:
+            json.dumps(value, allow_nan=False)  # Python's reader takes NaN and 1e999, which are no JSON numbers
+        except ValueError:
+            yield f"field {name} holds a number that is not finite"
+
+
+def _misfits(
+    content: Mapping[str, Any], fields: Mapping[str, Check], where: str, others: bool = False
+) -> Iterator[str]:
+    """A line for each field that is missing, of the wrong type, or (unless `others` may be there) unknown."""
+    for name, fits in fields.items():
+        if name not in content or not fits(content[name]):
+            yield f"field {where}{name} is missing or of the wrong type"
+    if not others and (unknown := content.keys() - fields.keys()):
+        yield f"unknown field {where}{sorted(unknown)[0]}"
 
 
 def everywhere(experiment: str, fresh: Path | None = None, recorded: Path = RECORDED_RESULTS) -> list[Results]:
@@ -210,7 +268,11 @@ def quoted(experiment: str, name: str, **labels: Any) -> tuple[Measurement, Resu
 
 
 def hardware_of(device: str = "cpu") -> dict[str, Any]:
-    """What the machine is, for the device that was used: `host` slug, CPU, cores, memory, GPU and its driver."""
+    """What the machine is, for the device that was used: `host` slug, CPU, cores, memory, GPU and its driver.
+
+    Raises:
+        LabError: the device is a CUDA one and there is none.
+    """
     cpu = _cpu_name()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -218,6 +280,8 @@ def hardware_of(device: str = "cpu") -> dict[str, Any]:
     if device.startswith("cuda"):
         import torch
 
+        if not torch.cuda.is_available():
+            raise LabError(f"device = {device!r}, but PyTorch finds no CUDA device on this machine; use cpu")
         properties = torch.cuda.get_device_properties(device)
         found |= {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
         found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
