@@ -36,7 +36,9 @@ help: ## this list
 setup: ## the environment in .venv (the other targets call this)
 	$(call install,.venv,requirements.lock)
 
+# One computing thread a process: the models are tiny, and two thread pools on two cores wait for each other.
 .PHONY: book
+book: export OMP_NUM_THREADS ?= 1
 book: setup ## run every notebook with the quick profile, then build the book
 	$(BIN)/dglab run --profile quick
 	$(BIN)/dglab book
@@ -45,11 +47,10 @@ book: setup ## run every notebook with the quick profile, then build the book
 lab: setup ## JupyterLab on the notebooks
 	$(BIN)/dglab lab
 
-# One computing thread a process: the models are tiny, and two thread pools on two cores wait for each other.
 .PHONY: test
 test: export OMP_NUM_THREADS := 1
 test: lint ## the whole suite: lint, then unit, parity, notebook and browser tests
-	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 240 -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 600 -n $(WORKERS) --dist loadfile
 
 .PHONY: lint
 lint: setup ## format, lint, types, and the direction of imports

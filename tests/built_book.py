@@ -52,6 +52,10 @@ def built_book() -> Path:
     temporary = Path(tempfile.mkdtemp(prefix="dglab-book-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     root = copy_sources(temporary / "lab")
+    # A checkout holds its environment, and packages bring Markdown that is no page and cannot be read as one.
+    for folder in (".venv", "build"):
+        (root / folder / "lib").mkdir(parents=True)
+        (root / folder / "lib" / "template.md").write_text("---\n{{ card_data }}\n---\n")
     for notebook in notebooks_in(root / "notebooks"):
         keep_run(notebook, notebook.path, temporary / "quick")
     return build_book(temporary / "quick", root=root).parent
