@@ -10,14 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_notebooks import write_notebook
 
 from dglab_utils.errors import LabError
-from dglab_utils.paths import NOTEBOOKS, PROFILES
+from dglab_utils.paths import NOTEBOOKS, PROFILES, ROOT
 from dglab_utils.runs import cli
 from dglab_utils.runs.catalogue import find, notebooks_in, overrides, plans, read_profile, select
 
@@ -90,6 +92,15 @@ def test_profile_then_command_line_then_the_specific_one(lab):
         (["-p", "bound=.nan"], "bound = nan is not finite"),
         (["-p", "name=12"], "name = 12 has the wrong type"),
         (["-p", "steps=[1, 99]"], "holds 99, which is out of bounds"),
+        (["-p", 'seeds=!!int "x"'], "is not a YAML value"),
+        (["-p", 'seeds=!!int ""'], "is not a YAML value"),
+        (["-p", 'bound=!!float "x"'], "is not a YAML value"),
+        (["-p", "name=!!timestamp x"], "is not a YAML value"),
+        (["-p", "name=!!bool x"], "is not a YAML value"),
+        (["-p", "name=!!binary x"], "is not a YAML value"),
+        (["-p", "name=!!python/name:os.system"], "is not a YAML value"),
+        (["-p", "seeds=" + "1" * 5000], "is not a YAML value"),
+        (["-p", "steps=" + "[" * 3000], "is not a YAML value"),
     ],
 )
 def test_bad_input_is_one_line_status_2_and_runs_nothing(lab, capsys, arguments, says):
@@ -108,6 +119,12 @@ def test_bad_input_is_one_line_status_2_and_runs_nothing(lab, capsys, arguments,
         ("02_waves: {bound: 1.0}", "02_waves: no parameter 'bound'"),
         ("all: {sede: 1}", "all: no parameter 'sede'"),
         ("a: [", "not YAML"),
+        ("all: {seeds: 3, seeds: 4}", "not YAML that can be read (seeds is given twice"),
+        ("02_waves: {seeds: 3}\nall: {seeds: 4}\n02_waves: {seeds: 4}", "02_waves is given twice"),
+        ("all: {'seeds': 3, seeds: 4}", "seeds is given twice"),
+        ('all: {seeds: !!int "x"}', "a value does not fit its tag"),
+        ("all: {seeds: " + "[" * 3000 + "]" * 3000 + "}", "nested too deep"),
+        ("all: {seeds: " + "{a: " * 3000 + "1" + "}" * 3000 + "}", "nested too deep"),
         ("02_waves: {seeds: 6}", "02_waves: seeds = 6 is out of bounds"),
     ],
 )
@@ -116,6 +133,40 @@ def test_a_bad_profile_file_is_one_line_status_2(lab, capsys, content, says):
     assert dglab(lab, "run", "--runs", str(lab / "runs"), "--profile", str(lab / "mine.yaml")) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and says in error and not (lab / "runs").exists()
+
+
+def test_a_merge_key_is_no_second_key(lab):
+    (lab / "mine.yaml").write_text("02_waves: &w {seeds: 3}\n02_waves_again: {<<: *w, seeds: 4}\n")
+    read = read_profile(lab / "mine.yaml", notebooks_in(lab / "notebooks"))
+    assert read["02_waves"] == {"seeds": 3} and read["02_waves_again"] == {"seeds": 4}
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/dglab", "/proc/self"])
+def test_a_folder_that_cannot_keep_runs_is_one_line_status_2(lab, capsys, where):
+    (lab / "file").write_text("kept")
+    (lab / "fd.yaml").write_text("all: {seeds: 3}")  # /proc/self/fd is there, and nobody can write in it
+    if where.startswith("/proc") and not Path("/proc/self/fd").is_dir():
+        pytest.skip("no /proc here")
+    assert dglab(lab, "run", "--runs", str(lab / where), "--profile", str(lab / "fd.yaml")) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{lab / where / 'fd'}: no run can be kept there" in error
+    assert "give --runs another folder" in error
+    assert (lab / "file").read_text() == "kept" and not (lab / "ran").exists()
+
+
+def test_ctrl_c_while_the_command_loads_is_no_traceback(tmp_path):
+    """Started as the installed script starts it; SIGINT comes while `cli` imports its first library."""
+    (tmp_path / "yaml.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(9)\n"
+    )
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, function = scripts["dglab"].split(":")
+    script = f"import sys; from {module} import {function}; sys.exit({function}())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, "list"], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dglab: interrupted\n")
 
 
 def test_a_profile_file_may_not_take_a_named_profiles_place(lab, capsys):
@@ -178,7 +229,7 @@ def test_lab_serves_the_notebooks_on_the_loopback_interface(lab):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "dglab_utils.runs.cli", "lab", "--notebooks", str(lab / "notebooks")]
+    command = [sys.executable, "-m", "dglab_utils.runs", "lab", "--notebooks", str(lab / "notebooks")]
     command += ["--no-browser", "--allow-root", f"--port={port}", "--IdentityProvider.token=secret"]
     log = lab / "lab.log"
     with log.open("w") as output:
@@ -197,3 +248,19 @@ def test_lab_serves_the_notebooks_on_the_loopback_interface(lab):
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=30)
+
+
+def test_lab_saves_nothing_by_itself(monkeypatch, tmp_path):
+    started = {}
+    monkeypatch.setattr(cli, "BUILD", tmp_path)
+    monkeypatch.delenv("JUPYTERLAB_SETTINGS_DIR", raising=False)
+    monkeypatch.setattr(
+        cli.subprocess,
+        "run",
+        lambda command, env: started.update(env=env, command=command) or SimpleNamespace(returncode=0),
+    )
+    assert cli.main(["lab"]) == 0
+    settings = Path(started["env"]["JUPYTERLAB_SETTINGS_DIR"])
+    plugin = settings / "@jupyterlab" / "docmanager-extension" / "plugin.jupyterlab-settings"
+    assert json.loads(plugin.read_text()) == {"autosave": False}
+    assert "--ServerApp.ip=127.0.0.1" in started["command"]

@@ -138,6 +138,30 @@ def test_a_run_that_was_tampered_with_or_cut_off_is_not_published(tmp_path):
         fault(tmp_path, "01_good")
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parameters": [1]}, "parameters = [1] is no dict"),
+        ({"seconds": "x"}, "seconds = 'x' is no float"),
+        ({"seconds": True}, "seconds = True is no float"),
+        ({"started": None}, "started = None is no str"),
+        ({"source_digest": 5}, "source_digest = 5 is no str"),
+        ({"error": ["a"]}, "error = ['a'] is no str"),
+        ({"unknown": 1}, "unexpected keyword argument 'unknown'"),
+    ],
+)
+def test_a_record_with_a_field_of_the_wrong_type_is_named(tmp_path, changes, told):
+    path = tmp_path / "01_good.json"
+    whole = {"notebook": "01_good", "profile": "quick", "seconds": 3}
+    path.write_text(json.dumps(whole))
+    assert Record.load(path).seconds == 3
+    path.write_text(json.dumps(whole | changes))
+    with pytest.raises(LabError) as caught:
+        Record.load(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: not a run's record (") and told in line and line.endswith("run the notebook again")
+
+
 def test_ctrl_c_ends_the_kernel_and_keeps_what_was_finished(tmp_path):
     """A real SIGINT to a real `dglab run`, twice, while the second of three notebooks sleeps."""
     pid_file = tmp_path / "kernel.pid"
@@ -146,7 +170,7 @@ def test_ctrl_c_ends_the_kernel_and_keeps_what_was_finished(tmp_path):
     write_notebook(tmp_path / "notebooks", "02_sleeps", sleeper)
     write_notebook(tmp_path / "notebooks", "03_never")
     (tmp_path / "mine.yaml").write_text("all: {seeds: 3}\n")
-    command = [sys.executable, "-m", "dglab_utils.runs.cli", "run", "--profile", str(tmp_path / "mine.yaml")]
+    command = [sys.executable, "-m", "dglab_utils.runs", "run", "--profile", str(tmp_path / "mine.yaml")]
     command += ["--notebooks", str(tmp_path / "notebooks"), "--runs", str(tmp_path / "runs")]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

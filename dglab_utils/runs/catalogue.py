@@ -70,7 +70,7 @@ def read_notebook(path: Path) -> Notebook:
         ]
     except FileNotFoundError:
         raise LabError(f"{path}: no such notebook") from None
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise LabError(f"{path}: not a notebook that can be read ({error!r}); restore it") from None
     declared = [source for _, source, tags in texts if "parameters" in tags]
     if len(declared) != 1:
@@ -223,14 +223,33 @@ def _yaml_value(text: str, assignment: str) -> Any:
 
 
 def load_yaml(text: str) -> Any:
-    """A YAML document, read by the core schema of YAML 1.2; raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Yaml12)
+    """A YAML document, read by the core schema of YAML 1.2, in which no key is given twice; raises yaml.YAMLError."""
+    try:
+        return yaml.load(text, Loader=_Yaml12)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deep") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        # PyYAML's constructors take for granted that the text behind an explicit tag fits it: `!!int "x"`.
+        raise yaml.YAMLError(f"a value does not fit its tag: {error}") from None
 
 
 class _Yaml12(yaml.SafeLoader):
-    """YAML's core schema. PyYAML's own is 1.1, in which `1e-3` is text, `no` is False and `1:30` is 90."""
+    """YAML's core schema. PyYAML's own is 1.1, in which `1e-3` is text, `no` is False and `1:30` is 90.
+
+    PyYAML lets the last of two equal keys win; here they are an error, found before merge keys (`<<`) are filled in.
+    """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
 
 
 for _tag, _pattern, _first in (

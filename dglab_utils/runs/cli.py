@@ -1,4 +1,4 @@
-"""The `dglab` command: list, run, book, lab.
+"""The `dglab` command: list, run, book, lab. It is started by `__main__.py`, which answers Ctrl-C.
 
 Exit status: 0 done, 1 a notebook failed or the book was refused, 2 bad input (nothing was run), 130 on Ctrl-C.
 Everything slow (papermill, Sphinx) is imported by the command that needs it, after its arguments were checked.
@@ -10,17 +10,18 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from dglab_utils import __version__
 from dglab_utils.errors import LabError
-from dglab_utils.paths import BUILD, NOTEBOOKS
+from dglab_utils.paths import BUILD, NOTEBOOKS, written
+from dglab_utils.runs import EXIT_INTERRUPTED
 from dglab_utils.runs.catalogue import notebooks_in, overrides, plans, profile_path, read_profile, select
 
 RUNS = BUILD / "runs"
 CELL_TIMEOUT = 3600  # s; the longest measurement on a slow machine stays below
-EXIT_INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,9 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in str(error).splitlines():
             print(f"dglab: {line}", file=sys.stderr)
         return error.exit_status
-    except KeyboardInterrupt:
-        print("dglab: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
 
 
 def list_notebooks(options: argparse.Namespace) -> int:
@@ -65,14 +63,26 @@ def run_notebooks(options: argparse.Namespace) -> int:
     profile = profile_path(options.profile, options.notebooks / "profiles")
     planned = plans(selected, read_profile(profile, catalogue), overrides(options.parameters, selected))
 
+    folder = options.runs / profile.stem
+    _refuse_unwritable(folder)
+
     from dglab_utils.runs.execute import INTERRUPTED, OK, run_all, summary
 
-    folder = options.runs / profile.stem
     records = run_all(planned, profile.stem, folder, options.cell_timeout)
     print(summary(records, folder))
     if any(record.status == INTERRUPTED for record in records):
         return EXIT_INTERRUPTED
     return 0 if all(record.status == OK for record in records) else 1
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Makes the folder of the runs, and tries to write there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise LabError(f"{folder}: no run can be kept there ({error.strerror}); give --runs another folder") from None
 
 
 def make_book(options: argparse.Namespace) -> int:
@@ -87,10 +97,18 @@ def make_book(options: argparse.Namespace) -> int:
     return 0
 
 
+def _lab_settings() -> Path:
+    """JupyterLab settings for playing with committed notebooks: nothing is saved unless the user says so."""
+    plugin = BUILD / "lab-settings" / "@jupyterlab" / "docmanager-extension" / "plugin.jupyterlab-settings"
+    with written(plugin) as temporary:
+        temporary.write_text('{"autosave": false}\n', encoding="utf-8")
+    return BUILD / "lab-settings"
+
+
 def open_lab(options: argparse.Namespace) -> int:
     """`dglab lab`: JupyterLab, bound to the loopback interface."""
     # Kernelspecs of this environment before those a user has installed elsewhere.
-    environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
+    environment = {"JUPYTERLAB_SETTINGS_DIR": str(_lab_settings()), **os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
     command = [
         sys.executable,
         "-m",
@@ -167,7 +185,3 @@ def _seconds(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds, 1 or more")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

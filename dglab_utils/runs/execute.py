@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import nbformat
 import papermill
@@ -79,9 +79,17 @@ class Record:
             LabError: not there, or not what `save` wrote.
         """
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            record = cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise LabError(f"{path}: not a run's record ({error}); run the notebook again") from None
+        for name, annotation in get_type_hints(cls).items():
+            kind = get_origin(annotation) or annotation
+            value = getattr(record, name)
+            if type(value) not in ((int, float) if kind is float else (kind,)):
+                raise LabError(
+                    f"{path}: not a run's record ({name} = {value!r} is no {kind.__name__}); run the notebook again"
+                )
+        return record
 
 
 def run_all(plans: Sequence[Plan], profile: str, folder: Path, cell_timeout: int) -> list[Record]:
