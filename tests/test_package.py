@@ -213,7 +213,7 @@ def test_the_readme_example_runs(tmp_path: Path):
     run = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
     assert "positions accepted a step" in run.stdout
-    assert (tmp_path / "canvas.npz").exists()
+    assert (tmp_path / "build" / "canvas.npz").exists()
 
 
 def test_the_readme_names_notebooks_and_parameters_that_exist():
