@@ -318,7 +318,9 @@ def _versions() -> dict[str, str]:
 def _checkout() -> dict[str, Any]:
     """Commit of this checkout and whether tracked files differ from it; `unknown` outside one."""
     commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    # Recording the results of one notebook must not make the next one's checkout look edited.
+    code = (".", ":(exclude)data/results")
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no", "--", *code)
     return {"commit": commit or "unknown", "dirty": bool(changed)}
 
 
