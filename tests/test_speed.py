@@ -96,6 +96,11 @@ def test_a_cell_that_runs_out_of_memory_is_marked(monkeypatch, error):
     assert found[1].refused == "ran out of memory"
 
 
+def test_a_configuration_is_a_shape_too():
+    (found,) = sweep([Cell(SMALL.config(), context=9)], rounds=2, warmup=0, dtype="bfloat16")
+    assert found.costs.keys() == {"canvas step", "token step"}
+
+
 def test_other_errors_end_a_sweep(monkeypatch):
     def costs(model, **kwargs):
         raise RuntimeError("shapes do not match")

@@ -98,7 +98,8 @@ class FakeEvent:
     def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "stream of cuda"
         self.log.append("record")
 
     def elapsed_time(self, end):
@@ -109,6 +110,7 @@ class FakeEvent:
 def fake_gpu(monkeypatch):
     FakeEvent.log = []
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: FakeEvent.log.append("synchronize"))
     return FakeEvent.log
 

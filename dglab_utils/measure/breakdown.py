@@ -111,12 +111,13 @@ class _Timeline:
 
     def __init__(self, device: Device):
         self.on_gpu = torch.device(device).type == "cuda"
+        self.stream = torch.cuda.current_stream(device) if self.on_gpu else None
         self.entered: list[tuple[str, Any]] = []
 
     def enter(self, component: str) -> None:
         if self.on_gpu:
             stamp: Any = torch.cuda.Event(enable_timing=True)
-            stamp.record()
+            stamp.record(self.stream)
         else:
             stamp = time.perf_counter()
         self.entered.append((component, stamp))

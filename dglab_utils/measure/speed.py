@@ -21,11 +21,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from transformers import DiffusionGemmaForBlockDiffusion
+from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
 from dglab_utils.errors import LabError
 from dglab_utils.measure.timing import Run, Work, in_turns, refuse_unless_fits, unless_out_of_memory
-from dglab_utils.models.decoding import CanvasStepper, TokenStepper, bytes_needed
+from dglab_utils.models.decoding import CanvasStepper, TokenStepper, bytes_needed, parameters_of
+from dglab_utils.models.random_weights import build_in_place
 from dglab_utils.models.shapes import Shape, as_device, as_dtype, build
 
 SCOPES = ("body", "forward", "step")
@@ -95,11 +96,32 @@ def step_costs(
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a sweep: a shape at a batch and a context (tokens in front of the canvas)."""
+    """One point of a sweep: a shape at a batch and a context (tokens in front of the canvas).
 
-    shape: Shape
+    A configuration in place of a named shape is built where it runs, without a copy on the host (`random_weights`).
+    """
+
+    shape: Shape | DiffusionGemmaConfig
     batch: int = 1
     context: int = 64
+
+    def bytes_needed(self, device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+        """(all of it, the weights alone) while the cell is built and timed."""
+        named = isinstance(self.shape, Shape)
+        config = self.shape.config() if isinstance(self.shape, Shape) else self.shape
+        weight_bytes = 4 if named and device.type == "cpu" else dtype.itemsize
+        whole = bytes_needed(config, batch=self.batch, context=self.context, weight_bytes=weight_bytes, dtype=dtype)
+        return whole, weight_bytes * parameters_of(config)
+
+    def build(self, device: torch.device, dtype: torch.dtype) -> DiffusionGemmaForBlockDiffusion:
+        """A model of the cell's shape with random weights."""
+        if isinstance(self.shape, Shape):
+            return build(self.shape, device=device, dtype=dtype)
+        return build_in_place(self.shape, device=device, dtype=dtype)
+
+    def __str__(self) -> str:
+        name = self.shape.name if isinstance(self.shape, Shape) else "the configuration"
+        return f"{name} at batch {self.batch}, context {self.context}"
 
 
 @dataclass(frozen=True)
@@ -127,18 +149,13 @@ def sweep(
     is marked. The sweep goes on after either.
     """
     names, device, dtype = tuple(names), as_device(device), as_dtype(dtype)
-    weight_bytes = 4 if device.type == "cpu" else dtype.itemsize
     model, built = None, None
     for cell in cells:
-        if cell.shape != built:
-            model, built = None, None  # freed before the next is measured against what is free
-        needed = bytes_needed(
-            cell.shape.config(), batch=cell.batch, context=cell.context, weight_bytes=weight_bytes, dtype=dtype
-        )
-        if model is not None:
-            needed -= weight_bytes * sum(p.numel() for p in model.parameters())
+        if built is None or cell.shape != built:
+            model, built = None, None  # freed before the next is held against what is free
+        whole, weights = cell.bytes_needed(device, dtype)
         try:
-            refuse_unless_fits(needed, device, f"{cell.shape.name} at batch {cell.batch}, context {cell.context}")
+            refuse_unless_fits(whole if model is None else whole - weights, device, str(cell))
         except LabError as refusal:
             yield Measured(cell, None, str(refusal))
             continue
@@ -146,7 +163,7 @@ def sweep(
         def measure(cell: Cell = cell) -> dict[str, np.ndarray]:
             nonlocal model, built
             if model is None:
-                model, built = build(cell.shape, device=device, dtype=dtype), cell.shape
+                model, built = cell.build(device, dtype), cell.shape
             return step_costs(
                 model,
                 rounds=rounds,

@@ -65,15 +65,16 @@ class Ratio:
 def seconds(run: Run, device: Device = "cpu") -> float:
     """Seconds of one call.
 
-    On a GPU the time between two events on the current stream, with an empty queue before: it covers the kernels and
+    On a GPU the time between two events on its current stream, with an empty queue before: it covers the kernels and
     the gaps in which the GPU waits for a launch, and not the synchronisation itself.
     """
     if torch.device(device).type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(device)
         torch.cuda.synchronize(device)
-        start.record()
+        start.record(stream)
         run()
-        end.record()
+        end.record(stream)
         torch.cuda.synchronize(device)
         return start.elapsed_time(end) / 1e3
     wait = torch.mps.synchronize if torch.device(device).type == "mps" else _nothing

@@ -199,8 +199,101 @@ def _speed_knob(results: Results) -> Verdict:
     return Verdict("not reproduced", measured, "No looser bound took fewer steps.")
 
 
+# -- experiments C and D: what a step costs ------------------------------------------------------------------
+
+_NEAR = 0.1  # relative: published times have three digits and no spread, and no two cards are alike
+
+
+def _near(measured: float, published: float) -> bool:
+    return abs(measured - published) <= _NEAR * published
+
+
+def _step_ratio(results: Results) -> Verdict:
+    published = reference("first_lab")["C_speed_model"]
+    shape = published["setup"]["shape"]
+    theirs = results.find("cost_ratio", shape=shape, way="first lab's")
+    full = results.find("cost_ratio", shape=shape, way="step over step")
+    measured = (
+        f"{theirs.median:.3g} as it was measured there, {full.median:.3g} for whole steps of both kinds "
+        f"({full.labels['dtype']}, {full.count} pairs)"
+    )
+    if not _near(theirs.median, published["ratio"]):
+        return Verdict("not reproduced", measured, "On this machine a canvas costs its arithmetic, not its launches.")
+    if _near(full.median, published["ratio"]):
+        return Verdict("reproduced", measured, "Also when the token pays for its LM head and its draw.")
+    return Verdict("partly", measured, "Met as it was measured there, with a token that has no LM head and no draw.")
+
+
+def _speedup_at(results: Results) -> Verdict:
+    published = reference("first_lab")["C_speed_model"]
+    ratio = results.find("cost_ratio", shape=published["setup"]["shape"], way="step over step").median
+    gains = {steps: 256 / (steps * ratio) for steps in published["speedup_at_steps"]}
+    measured = ", ".join(f"{steps} steps: {gain:.3g}" for steps, gain in gains.items())
+    if all(_near(gains[steps], value) for steps, value in published["speedup_at_steps"].items()):
+        return Verdict("reproduced", measured, "Every published point is met within a tenth.")
+    if min(gains.values()) > 1:
+        return Verdict("partly", measured, "Block diffusion is faster at all of these steps, by another factor.")
+    return Verdict("not reproduced", measured, "At some or all of these steps block diffusion is slower here.")
+
+
+def _flat_over_size(results: Results) -> Verdict:
+    published = reference("first_lab")["D_size_and_batch"]["size_to_ratio"]
+    ratios = [m for m in results.measurements if m.name == "cost_ratio" and m.labels.get("study") == "size"]
+    if len(ratios) < 2:
+        raise LabError(f"{results.experiment} on {results.host}: fewer than two sizes were measured")
+    values = [m.median for m in ratios]
+    measured = ", ".join(f"{m.labels['shape']}: {m.median:.3g}" for m in ratios)
+    if max(values) <= (1 + _NEAR) * max(published.values()):
+        return Verdict("reproduced", measured, "A step costs little more than a token at every size.")
+    if max(values) <= 1.25 * min(values):
+        return Verdict("partly", measured, "The ratio hardly depends on the size, but it is another ratio.")
+    return Verdict("not reproduced", measured, "The ratio is larger, and depends on the size.")
+
+
+def _falls_with_batch(results: Results) -> Verdict:
+    published = reference("first_lab")["D_size_and_batch"]["batch_to_ratio"]
+    found = [m for m in results.measurements if m.name == "cost_ratio" and m.labels.get("study") == "batch"]
+    found.sort(key=lambda m: m.labels["batch"])
+    if len(found) < 2:
+        raise LabError(f"{results.experiment} on {results.host}: fewer than two batches were measured")
+    measured = ", ".join(f"batch {m.labels['batch']}: {m.median:.3g}" for m in found)
+    grown = found[-1].median / found[0].median
+    if grown < 1.25:
+        return Verdict("not reproduced", measured, "The price of a step, in tokens, hardly rises with the batch.")
+    points = {m.labels["batch"]: m.median for m in found if m.labels["shape"] == "toy-97m"}
+    if points.keys() >= published.keys() and all(_near(points[b], value) for b, value in published.items()):
+        return Verdict("reproduced", measured, "Every published point is met within a tenth.")
+    return Verdict("partly", measured, f"The price of a step, in tokens, rises {grown:.1f} times; its values differ.")
+
+
+# -- the cost model: predictions, which no run of a real card has met or missed yet -----------------------------
+
+
+def _up_to_four(results: Results) -> Verdict:
+    low, high = results.verdict_input("speedup_at_typical_steps")
+    below = results.verdict_input("speedup_below_published_from_batch")
+    later = f", below 4 from {below} requests at once" if below else ""
+    return Verdict(
+        "not measured here",
+        f"predicted {low:.1f} to {high:.1f} at one request, 16 to 12 steps, on {results.verdict_input('card')}{later}",
+        "A prediction from published rates, fitted to one card; the released weights did not run here.",
+    )
+
+
+def _advantage_collapses(results: Results) -> Verdict:
+    kept = results.verdict_input("share_kept_at_16")
+    toy = results.verdict_input("share_kept_at_16_by_the_toy")
+    return Verdict(
+        "not measured here",
+        f"predicted: {kept:.0%} of the advantage is kept at 16 rows; the first lab's toy kept {toy:.0%}",
+        "A prediction: what would refute it stands on the page; step times of the real shape on a card decide.",
+    )
+
+
 _A = "First lab, experiment A"
 _B = "First lab, experiment B"
+_C = "First lab, experiment C"
+_D = "First lab, experiment D"
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "untrained-never-stops",
@@ -257,6 +350,54 @@ CLAIMS: tuple[Claim, ...] = (
         "stated; its own results show 18 steps at every bound",
         "02_commit_waves",
         _speed_knob,
+    ),
+    Claim(
+        "step-costs-little-more",
+        "At 69M parameters and batch 1 a step over 256 positions costs hardly more than one autoregressive token.",
+        _C,
+        "1.27 times",
+        "03_speed_model",
+        _step_ratio,
+    ),
+    Claim(
+        "speedup-at-steps",
+        "So a canvas is many times faster than 256 tokens, at any number of steps up to the cap.",
+        _C,
+        "16.77, 12.58 and 4.19 times at 12, 16 and 48 steps",
+        "03_speed_model",
+        _speedup_at,
+    ),
+    Claim(
+        "ratio-flat-over-size",
+        "The cost ratio stays close to one from 17M to 336M parameters.",
+        _D,
+        "1.08 to 1.24",
+        "04_size_and_batch",
+        _flat_over_size,
+    ),
+    Claim(
+        "advantage-falls-with-batch",
+        "The advantage falls as the batch grows, because a canvas pays for every row and a token does not.",
+        _D,
+        "a ratio of 1.11 at batch 1, 11.22 at batch 16",
+        "04_size_and_batch",
+        _falls_with_batch,
+    ),
+    Claim(
+        "up-to-four-times",
+        "DiffusionGemma generates text up to four times faster than its autoregressive sibling.",
+        "Google's announcement",
+        "up to 4x",
+        "10_cost_model",
+        _up_to_four,
+    ),
+    Claim(
+        "advantage-gone-at-16",
+        "Hardly anything is left of block diffusion's advantage at 16 rows at once.",
+        f"{_D}, on a toy of 97M, read as a statement on the released model",
+        "14.4 times at 1 row, 1.4 times at 16",
+        "10_cost_model",
+        _advantage_collapses,
     ),
 )
 
