@@ -177,7 +177,7 @@ def test_hosts_are_shown_with_their_spread(monkeypatch):
 
 
 def test_reference_files(tmp_path):
-    with pytest.raises(LabError, match="no such reference file; there are .*first_lab"):
+    with pytest.raises(LabError, match=r"no such reference file; there are .*first_lab"):
         reference("absent")
     (tmp_path / "broken.yaml").write_text("a: [1")
     with pytest.raises(LabError, match=r"broken\.yaml: not YAML"):
