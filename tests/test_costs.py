@@ -52,7 +52,9 @@ from dglab_utils.measure.costs_serving import (
     setup_of,
 )
 from dglab_utils.models.shapes import build, shape
+from dglab_utils.report.claims import claim
 from dglab_utils.report.reference import reference
+from dglab_utils.report.results import Results
 
 REAL = ModelShape.from_mapping("real", reference("model_shapes")["diffusiongemma-26B-A4B"])
 CARDS = {name: Hardware.from_mapping(name, figures) for name, figures in reference("hardware").items()}
@@ -405,3 +407,31 @@ def test_bad_input_is_one_line(case: str) -> None:
     with pytest.raises(LabError, match=message) as error:
         wrong()
     assert "\n" not in str(error.value)
+
+
+# -- claims --------------------------------------------------------------------------------------------------
+
+
+def predicted(**changes) -> Results:
+    made = Results.begin("10_cost_model", {})
+    made.verdict_inputs = {
+        "card": "H100 SXM",
+        "speedup_at_typical_steps": [5.1, 6.7],
+        "speedup_below_published_from_batch": 4,
+        "share_kept_at_16": 0.44,
+        "share_kept_at_16_by_the_toy": 0.097,
+        **changes,
+    }
+    return made
+
+
+def test_a_prediction_is_no_verdict() -> None:
+    """However good the prediction is, the claims on the released model stay open."""
+    four = claim("up-to-four-times").verdict(predicted())
+    assert four.state == "not measured here"
+    assert "5.1 to 6.7" in four.measured and "below 4 from 4 requests" in four.measured
+    assert (
+        "below 4" not in claim("up-to-four-times").verdict(predicted(speedup_below_published_from_batch=None)).measured
+    )
+    gone = claim("advantage-gone-at-16").verdict(predicted())
+    assert gone.state == "not measured here" and "44%" in gone.measured and "10%" in gone.measured

@@ -185,14 +185,16 @@ def serve_autoregressive(shape: ModelShape, load: Load, setup: Setup, drafts: Dr
 def compare(shape: ModelShape, load: Load, setup: Setup, drafts: Drafts | None = None) -> Comparison:
     """A diffusion model against its autoregressive sibling."""
     sibling = autoregressive(shape)
-
-    def faster(batch: int) -> float:
-        at = replace(load, batch=batch)
-        return serve_diffusion(shape, at, setup).rate / serve_autoregressive(sibling, at, setup, drafts).rate
-
     diffusion, other = serve_diffusion(shape, load, setup), serve_autoregressive(sibling, load, setup, drafts)
-    even = next((batch for batch in range(1, LARGEST_BATCH + 1) if faster(batch) <= 1), None)
+    batches = range(1, LARGEST_BATCH + 1)
+    even = next((b for b in batches if speedup(shape, replace(load, batch=b), setup, drafts) <= 1), None)
     return Comparison(diffusion, other, diffusion.rate / other.rate, even)
+
+
+def speedup(shape: ModelShape, load: Load, setup: Setup, drafts: Drafts | None = None) -> float:
+    """Output tokens/s of a diffusion model over those of its autoregressive sibling."""
+    other = serve_autoregressive(autoregressive(shape), load, setup, drafts)
+    return serve_diffusion(shape, load, setup).rate / other.rate
 
 
 def largest_batch(shape: ModelShape, mode: Mode, context: int, setup: Setup) -> int:
