@@ -29,17 +29,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import DiffusionGemmaForBlockDiffusion
 
+from dglab_utils.measure.costs import COMPONENTS
 from dglab_utils.measure.timing import Device, Run, Work, in_turns
 
-COMPONENTS = (
-    "attention",
-    "dense MLP",
-    "router and experts",
-    "LM head",
-    "self-conditioning",
-    "sampler",
-    "rest",
-)
 _OF_LAYER = {
     "self_attn": "attention",
     "mlp": "dense MLP",

@@ -136,6 +136,7 @@ class CanvasStepper:
         argmax: `[B, L]`, the best guess of the step before; what `generate()` would return.
         finished: `[B]`, rows that the stop test has ended.
         remaining: steps until the cap.
+        length: tokens in the cache.
     """
 
     def __init__(
@@ -170,6 +171,11 @@ class CanvasStepper:
         self.processors = model._prepare_logits_processor(config)
         self.stop = model._prepare_diffusion_stopping_criteria(config)
         self.decoder, self.encoder = model.forward, model.model.encoder
+        if compiled:
+            # Kept on the model between calls, the first sampler's methods would stand in for this one's.
+            for stale in ("_compiled_accept_canvas", "_compiled_renoise_canvas"):
+                vars(model).pop(stale, None)
+            self.encoder, self.decoder, self.sampler, self.stop = model._compile_functions(self.sampler, self.stop)
         self.prefill()
         self.begin()
 
@@ -178,12 +184,13 @@ class CanvasStepper:
         """Reads the prompt into a new cache: what comes before the first step, in either way of decoding."""
         whole = self.prompt.shape[1] + self.model.config.canvas_length
         self.cache = _cache(self.model, whole if self.compiled else None)
-        self._read(self.prompt, 0, self.model.model.encoder)
+        self.length = 0
+        self._read(self.prompt, self.model.model.encoder)
 
     @torch.no_grad()
     def begin(self) -> None:
         """Draws a new canvas behind what the cache holds."""
-        batch, length = self.prompt.shape
+        batch, length = self.prompt.shape[0], self.length
         canvas, device = self.model.config.canvas_length, self.prompt.device
         self.canvas, self.conditioning, self.masks, self.finished = self.model._prepare_denoiser_inputs(
             decoder_attention_mask=torch.ones(batch, length + canvas, dtype=torch.bool, device=device),
@@ -196,11 +203,6 @@ class CanvasStepper:
         )
         self.positions = torch.arange(length, length + canvas, dtype=torch.int32, device=device)[None]
         self.argmax, self.remaining = self.canvas, self.steps
-        if self.compiled:
-            # Kept on the model between calls, the first sampler's methods would stand in for this one's.
-            for stale in ("_compiled_accept_canvas", "_compiled_renoise_canvas"):
-                vars(self.model).pop(stale, None)
-            self.encoder, self.decoder, self.sampler, self.stop = self.model._compile_functions(self.sampler, self.stop)
         self.mark()
 
     @torch.no_grad()
@@ -260,8 +262,11 @@ class CanvasStepper:
 
     @torch.no_grad()
     def append(self) -> None:
-        """Reads the finished canvas into the cache: what comes between one canvas and the next."""
-        self._read(self.argmax, self.prompt.shape[1], self.encoder)
+        """Reads the finished canvas into the cache: what comes between one canvas and the next `begin()`.
+
+        A static cache has room for one.
+        """
+        self._read(self.argmax, self.encoder)
 
     def mark(self) -> None:
         """Notes the state that `rewind` returns to."""
@@ -273,19 +278,22 @@ class CanvasStepper:
             self.finished.clone(),  # the official step ors into it
             self.remaining,
             None if history is None else history.clone(),
+            self.length,
             _layers_of(self.cache),
         )
 
     def rewind(self) -> None:
         """Returns to the marked state: the same canvas, self-conditioning and context."""
-        self.canvas, self.argmax, self.conditioning, finished, self.remaining, history, layers = self._marked
+        self.canvas, self.argmax, self.conditioning, finished, self.remaining, history, self.length, layers = (
+            self._marked
+        )
         self.finished = finished.clone()
         if self.stop is not None:
             self.stop.argmax_canvas_history = None if history is None else history.clone()
         _restore(self.cache, layers)
 
-    def _read(self, tokens: Tensor, start: int, encoder: Any) -> None:
-        batch, count = tokens.shape
+    def _read(self, tokens: Tensor, encoder: Any) -> None:
+        (batch, count), start = tokens.shape, self.length
         positions = torch.arange(start, start + count, dtype=torch.int32, device=tokens.device)[None]
         unread, masks = self.model._prepare_encoder_inputs(
             input_ids=tokens,
@@ -297,6 +305,7 @@ class CanvasStepper:
             batch_size=batch,
         )
         encoder(input_ids=unread, attention_mask=masks, cache=self.cache, position_ids=positions)
+        self.length += count
 
 
 # -- memory --------------------------------------------------------------------------------------------------

@@ -50,6 +50,21 @@ def test_canvas_steps_make_the_canvas_of_generate(prompt, compiled, uncompiled):
     assert stepper.remaining == 0
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_second_canvas_follows_the_first(prompt, compiled, uncompiled):
+    static = {"cache_implementation": "static"} if compiled else {}
+    torch.manual_seed(0)
+    made = build(WINDOWED).generate(
+        prompt, max_new_tokens=64, max_denoising_steps=3, return_dict_in_generate=True, **NO_EOS, **static
+    )
+    torch.manual_seed(0)
+    stepper = CanvasStepper(build(WINDOWED), prompt, adaptive=True, compiled=compiled, max_denoising_steps=3)
+    first = stepper.denoise()
+    stepper.append()
+    stepper.begin()
+    assert torch.equal(torch.cat([prompt, first, stepper.denoise()], dim=1), made.sequences)
+
+
 def test_adaptive_stops_where_generate_stops_and_fixed_work_does_not(model, prompt):
     easy = {"max_denoising_steps": 9, "confidence_threshold": 100.0, "stability_threshold": 0}
     torch.manual_seed(0)
