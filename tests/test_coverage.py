@@ -11,7 +11,7 @@ from small import SMALL
 
 from dglab_utils.errors import LabError
 from dglab_utils.measure.coverage import coverage, expected_experts
-from dglab_utils.models import build
+from dglab_utils.models import build, load
 from dglab_utils.models.decoding import CanvasStepper, TokenStepper
 
 
@@ -58,6 +58,12 @@ def test_a_router_that_prefers_covers_less():
     alike = coverage(model.model.decoder, CanvasStepper(model, prompt(1)).forward)
     assert alike.distinct == (2, 2)
     assert sum(even.distinct) > sum(alike.distinct)
+
+
+def test_loaded_weights_count_as_they_did_before_they_were_saved(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    made, loaded = (coverage(m.model.encoder, TokenStepper(m, prompt(4)).forward) for m in (model, load(tmp_path)))
+    assert loaded == made
 
 
 def test_nothing_to_count(model):
