@@ -396,7 +396,13 @@ const dglabCostExplorer = (() => {
         h(
           "thead",
           {},
-          h("tr", {}, h("td"), h("th", { scope: "col" }, "DiffusionGemma"), h("th", { scope: "col" }, "Gemma 4")),
+          h(
+            "tr",
+            {},
+            h("td"),
+            h("th", { scope: "col" }, "Diffusion", h("wbr"), "Gemma"), // where a phone breaks it
+            h("th", { scope: "col" }, "Gemma 4"),
+          ),
         ),
         body,
       );
