@@ -44,15 +44,13 @@ def errors_table(rows: Sequence[Any]) -> str:
     for row in rows:
         told = row.published
         if row.predicted is None:
-            lines.append([told.what, told.source, "", "", "cannot say", told.why])
+            lines.append([f"{told.what} ({told.source})", "", "", "cannot say", told.why])
             continue
         error = "fitted to it" if told.use == "calibrate" else f"{row.error:+.0%}"
-        where = f"{told.what}; {told.hardware}, {told.precision}"
+        what = f"{told.what}; {told.hardware}, {told.precision} ({told.source})"
         unit = units[told.metric]
-        lines.append(
-            [where, told.source, f"{_ends(told.value)} {unit}", f"{_ends(row.predicted)} {unit}", error, told.assumed]
-        )
-    return table(("What", "Source", "Published", "Predicted", "Error", "Supposed, or why not"), lines)
+        lines.append([what, f"{_ends(told.value)} {unit}", f"{_ends(row.predicted)} {unit}", error, told.assumed])
+    return table(("What, and who says so", "Published", "Predicted", "Error", "Supposed, or why not"), lines)
 
 
 def cost_by_component(flops: Mapping[str, Mapping[str, float]], moved: Mapping[str, Mapping[str, float]]) -> str:
@@ -145,6 +143,7 @@ def explained(names: Sequence[str], measured: Sequence[float], predicted: Sequen
     chart.add_bar(x=list(names), y=list(measured), name="measured here", marker_color=BLUE)
     chart.add_bar(x=list(names), y=list(predicted), name="cost model, fitted", marker_color=ORANGE)
     chart.update_layout(barmode="group")
+    chart.update_xaxes(type="category")
     return chart
 
 
