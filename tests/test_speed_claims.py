@@ -91,6 +91,7 @@ def title(chart) -> str:
 def test_costs_say_what_a_step_costs_and_what_is_overhead():
     chart = figures.costs_by_scope(one_size(1.3, 3.0), "toy-69m")
     assert title(chart) == "A denoising step costs 3.0 tokens; 20% of a token's time is no arithmetic"
+    assert chart.layout.xaxis.type == "category"  # bars named by words vanish from a linear axis
 
 
 def test_speedup_says_gain_or_loss():
@@ -135,9 +136,10 @@ def test_the_breakdown_stacks_every_component():
     results = Results.begin("04_size_and_batch", {})
     for way in ("canvas", "token"):
         for component in COMPONENTS:
-            results.measure("share", "", [1 / 7], timed=True, way=way, batch=1, component=component)
+            results.measure("share", "", [0.1], timed=True, way=way, batch=1, component=component)
     chart = figures.breakdown_bars(results, COMPONENTS, [1])
     assert [bar.name for bar in chart.data] == list(COMPONENTS)
+    assert sum(bar.y[0] for bar in chart.data) == pytest.approx(100)
     assert title(chart) == "43% of a canvas step is work on the vocabulary"
 
 

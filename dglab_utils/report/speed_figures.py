@@ -56,6 +56,7 @@ def costs_by_scope(results: Results, shape: str) -> go.Figure:
         chart.add_scatter(
             x=list(scopes), y=[floor] * 3, mode="lines", line=line, name=f"floor of a {way}'s step: empty layers"
         )
+    chart.update_xaxes(type="category")
     return chart
 
 
@@ -144,6 +145,9 @@ def breakdown_bars(results: Results, components: Sequence[str], batches: Sequenc
         component: [results.find("share", way=way, batch=batch, component=component).median for way, batch in bars]
         for component in components
     }
+    # Medians of shares do not quite add up to one.
+    totals = [sum(shares[component][bar] for component in components) for bar in range(len(bars))]
+    shares = {component: [s / t for s, t in zip(found, totals, strict=True)] for component, found in shares.items()}
     vocabulary = sum(shares[c][0] for c in ("LM head", "self-conditioning", "sampler"))
     chart = go.Figure(
         layout={
