@@ -264,3 +264,13 @@ def test_lab_saves_nothing_by_itself(monkeypatch, tmp_path):
     plugin = settings / "@jupyterlab" / "docmanager-extension" / "plugin.jupyterlab-settings"
     assert json.loads(plugin.read_text()) == {"autosave": False}
     assert "--ServerApp.ip=127.0.0.1" in started["command"]
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(lab):
+    """`dglab list | head -1`: the pipe is closed while the command still writes."""
+    command = [sys.executable, "-m", "dglab_utils.runs", "list", "--notebooks", str(lab / "notebooks")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -12,7 +12,7 @@ The stamps partition the step: every moment belongs to the component that was en
     rest                  what lies between: norms, residual sums, rotary angles, masks, embedding, Python
 
 A sum over such parts equals the stamped step whatever the hooks cost, so it proves nothing. The same step is therefore
-timed without any hook, in turns with the stamped one, and `gap` compares the two.
+timed without any hook, in turns with the stamped one, and `summed` compares the two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import DiffusionGemmaForBlockDiffusion
 
 from dglab_utils.measure.costs import COMPONENTS
-from dglab_utils.measure.timing import Device, Run, Work, in_turns
+from dglab_utils.measure.timing import Device, Ratio, Run, Work, in_turns, ratio
 
 _OF_LAYER = {
     "self_attn": "attention",
@@ -53,9 +53,9 @@ class Breakdown:
     whole: np.ndarray
 
     @property
-    def gap(self) -> float:
-        """Median over rounds of (sum of the parts / whole) - 1: what the hooks added, as a fraction."""
-        return float(np.median(sum(self.parts.values()) / self.whole) - 1)
+    def summed(self) -> Ratio:
+        """Sum of the parts over the whole, round by round: above one by what the hooks added."""
+        return ratio(sum(self.parts.values(), np.zeros_like(self.whole)), self.whole)
 
     def share(self, component: str) -> float:
         """The component's median share of the stamped step."""

@@ -6,14 +6,14 @@ Nothing here predicts.
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from dglab_utils.report.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure, published
+from dglab_utils.report.tables import plain_table
 
 COMPONENT_COLOURS = {
     "attention": BLUE,
@@ -25,16 +25,6 @@ COMPONENT_COLOURS = {
     "rest": GREY,
     "overhead": "#4D4D4D",
 }
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Plain text cells as an HTML table that scrolls sideways where it is too wide."""
-    head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in headings)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        '<div class="dglab-scroll" role="region" tabindex="0" aria-label="table">'
-        f'<table class="dglab-hosts"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
 
 
 def errors_table(rows: Sequence[Any]) -> str:
@@ -50,7 +40,7 @@ def errors_table(rows: Sequence[Any]) -> str:
         what = f"{told.what}; {told.hardware}, {told.precision} ({told.source})"
         unit = units[told.metric]
         lines.append([what, f"{_ends(told.value)} {unit}", f"{_ends(row.predicted)} {unit}", error, told.assumed])
-    return table(("What, and who says so", "Published", "Predicted", "Error", "Supposed, or why not"), lines)
+    return plain_table(("What, and who says so", "Published", "Predicted", "Error", "Supposed, or why not"), lines)
 
 
 def cost_by_component(flops: Mapping[str, Mapping[str, float]], moved: Mapping[str, Mapping[str, float]]) -> str:
@@ -59,7 +49,7 @@ def cost_by_component(flops: Mapping[str, Mapping[str, float]], moved: Mapping[s
     components = list(next(iter(flops.values())))
     rows = [[c] + [f"{v[c] / 1e9:,.3g}" for name in flops for v in (flops[name], moved[name])] for c in components]
     sums = [f"{sum(v.values()) / 1e9:,.4g}" for name in flops for v in (flops[name], moved[name])]
-    return table(headings, [*rows, ["sum", *sums]])
+    return plain_table(headings, [*rows, ["sum", *sums]])
 
 
 def step_by_component(batches: Sequence[int], steps: Sequence[Mapping[str, float]], title: str) -> go.Figure:

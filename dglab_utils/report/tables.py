@@ -50,6 +50,11 @@ def transitions_table(traces: Mapping[str, CanvasTrace]) -> str:
     return _table("dglab-hosts", headings, rows)
 
 
+def plain_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of plain text."""
+    return _table("dglab-hosts", map(html.escape, headings), (map(html.escape, row) for row in rows))
+
+
 def _cell(run: Results, name: str, labels: Mapping) -> str:
     try:
         found = run.find(name, **labels)
@@ -59,7 +64,7 @@ def _cell(run: Results, name: str, labels: Mapping) -> str:
     return f"{found.median:.4g}{spread}, n = {found.count}"
 
 
-def _table(name: str, headings: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(name: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table that scrolls sideways where it is too wide; cells are HTML already."""
     head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in headings)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from dglab_utils.runs import EXIT_INTERRUPTED
+from dglab_utils.runs import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 
 
 def main() -> int:
@@ -12,7 +13,13 @@ def main() -> int:
     try:
         from dglab_utils.runs import cli
 
-        return cli.main()
+        status = cli.main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of our output has gone (`dglab list | head`). What Python would still flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         print("dglab: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
