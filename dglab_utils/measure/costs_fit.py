@@ -18,6 +18,7 @@ from dglab_utils.measure.costs import Efficiency
 FREE = ("bandwidth", "peak", "overhead")
 _LOWEST = {"bandwidth": 1e-3, "peak": 1e-3, "overhead": 1e-9}
 _HIGHEST_OVERHEAD = 1.0  # s a layer
+_TEN = np.log(10.0)
 
 
 def fit(
@@ -55,7 +56,14 @@ def fit(
     ends = [(_LOWEST[name], _HIGHEST_OVERHEAD if name == "overhead" else highest) for name in free]
     lows, highs = np.log(np.array(ends).T)
     begin = np.clip(np.log([max(getattr(start, name), 1e-9) for name in free]), lows + 1e-6, highs - 1e-6)
-    found = least_squares(misses, begin, bounds=(lows, highs), x_scale=1.0, xtol=1e-12, ftol=1e-12, gtol=1e-12)
-    if not found.success:
-        raise LabError(f"fit: the search did not converge ({found.message})")
+    # A roofline has kinks, where a component turns from memory to arithmetic: a search can stop at one, or go to and
+    # fro across it. Several starts, a factor of ten away along each number, and the best of those that came to rest.
+    shifts = [np.zeros(len(free)), *(_TEN * np.eye(len(free))), *(-_TEN * np.eye(len(free)))]
+    ends_of = [
+        least_squares(misses, np.clip(begin + shift, lows + 1e-6, highs - 1e-6), bounds=(lows, highs), xtol=1e-9)
+        for shift in shifts
+    ]
+    found = min((end for end in ends_of if end.success), key=lambda end: end.cost, default=None)
+    if found is None:
+        raise LabError(f"fit: none of {len(ends_of)} searches converged ({ends_of[0].message})")
     return at(found.x)
