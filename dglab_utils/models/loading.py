@@ -21,6 +21,10 @@ from transformers import (
 
 from dglab_utils.errors import LabError
 from dglab_utils.models.shapes import SHAPES, as_device, as_dtype, build
+from dglab_utils.paths import MODELS
+
+# Checkpoints that this repository holds, by name (`nano`).
+TRAINED = {"nano": MODELS / "nano", "nano-young": MODELS / "nano-young"}
 
 
 def load(
@@ -33,8 +37,9 @@ def load(
     """A model ready to generate: a named toy, a checkpoint folder, or a Hub id.
 
     Args:
-        source: `toy-17m` and its like (random weights, seed 0), a folder with `config.json` and `*.safetensors`,
-            or an id such as `google/diffusiongemma-26B-A4B-it`.
+        source: `toy-17m` and its like (random weights, seed 0), `nano` or `nano-young` (trained, in this
+            repository), a folder with `config.json` and `*.safetensors`, or an id such as
+            `google/diffusiongemma-26B-A4B-it`.
         device, dtype: where and in what precision the weights are put.
         trust_remote_code: run Python code that the checkpoint carries. Off by default: it is arbitrary code.
 
@@ -50,6 +55,7 @@ def load(
     if source.partition(":")[0] in SHAPES:
         return build(source, device=device, dtype=dtype)
     dtype, device = as_dtype(dtype), as_device(device)
+    name, source = source, str(TRAINED.get(source, source))
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -59,8 +65,15 @@ def load(
         model = cls.from_pretrained(source, config=config, dtype=dtype, use_safetensors=True, **asked)
     except SafetensorError as error:
         raise LabError(f"{source}: weights are damaged ({error}); download or save them again") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise LabError(
+            f"{source}: config.json describes another shape than the weights have; take both from one place"
+        ) from error
     except (OSError, ValueError) as error:
         raise LabError(_told(source, error)) from error
+    model.name_or_path = name  # what a trace or a result says was run; a folder of this machine tells nobody anything
     return model.to(device).eval()
 
 
@@ -69,6 +82,7 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     source = str(source)
     if source.partition(":")[0] in SHAPES:
         raise LabError(f"{source}: a toy with random weights has no tokenizer; give token ids")
+    source = str(TRAINED.get(source, source))
     _check_folder(source, weights=False)
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)

@@ -32,7 +32,8 @@ class Shape:
     """Sizes of one model. Lengths in tokens, widths in features.
 
     `experts` of `expert_width` each, of which a token uses `experts_per_token`, stand beside a dense MLP of
-    `mlp_width` in every layer, as in the official decoder layer.
+    `mlp_width` in every layer, as in the official decoder layer. `image_positions` sizes a table of the vision tower,
+    which is never run here.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Shape:
     sliding_window: int = 128
     canvas_length: int = 256
     max_positions: int = 8192
+    image_positions: int = 10240
 
     def config(self) -> DiffusionGemmaConfig:
         """The official configuration of this shape, with the first lab's one-layer vision tower (never run here)."""
@@ -81,6 +83,7 @@ class Shape:
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
             "patch_size": 14,
+            "position_embedding_size": self.image_positions,
         }
         # The real model's image ids lie beyond a toy's vocabulary; its last three ids stand in.
         return DiffusionGemmaConfig(

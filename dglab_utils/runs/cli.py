@@ -1,4 +1,4 @@
-"""The `dglab` command: list, run, book, lab. It is started by `__main__.py`, which answers Ctrl-C.
+"""The `dglab` command: list, run, book, lab, train-nano, test-nano. `__main__.py` starts it and answers Ctrl-C.
 
 Exit status: 0 done, 1 a notebook failed or the book was refused, 2 bad input (nothing was run), 130 on Ctrl-C.
 Everything slow (papermill, Sphinx) is imported by the command that needs it, after its arguments were checked.
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dglab_utils import __version__
@@ -119,6 +120,26 @@ def open_lab(options: argparse.Namespace) -> int:
     return subprocess.run([*command, *options.jupyter], env=environment).returncode
 
 
+def train_nano(options: argparse.Namespace) -> int:
+    """`dglab train-nano`: trains, or goes on training, in a folder."""
+    from dglab_utils.models.nano_training import DEMONSTRATION, Recipe
+    from dglab_utils.runs import nano
+
+    recipe = DEMONSTRATION if options.demo else Recipe()
+    names = ("steps", "rows", "learning_rate", "precision", "seed", "threads")
+    asked = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    nano.train_nano(options.folder, replace(recipe, **asked), options.device)
+    return 0
+
+
+def test_nano(options: argparse.Namespace) -> int:
+    """`dglab test-nano`: held-out accuracy of a checkpoint, as a table."""
+    from dglab_utils.runs import nano
+
+    print(nano.as_text(nano.test_nano(options.model, a_level=options.a_level, seed=options.seed, tasks=options.task)))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dglab", description="Runs the lab's notebooks and builds its book.")
     parser.add_argument("--version", action="version", version=f"dglab {__version__}")
@@ -170,6 +191,29 @@ def _parser() -> argparse.ArgumentParser:
     book = commands.add_parser("book", parents=[profiles], help="build the book from saved runs")
     book.add_argument("--run", action="store_true", help="run every notebook first")
     book.set_defaults(command=make_book, notebooks=NOTEBOOKS, names=[], parameters=[])
+
+    training = commands.add_parser(
+        "train-nano",
+        help="train the small model from nothing",
+        epilog="A killed run goes on where it was when the same command is given again.",
+    )
+    training.add_argument("folder", type=Path, metavar="FOLDER", help="where the run is kept")
+    training.add_argument("--demo", action="store_true", help="two minutes on two cores, to see it learn")
+    training.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
+    training.add_argument("--rows", type=int, metavar="N", help="examples a step")
+    training.add_argument("--learning-rate", type=float, metavar="X", help="its peak")
+    training.add_argument("--precision", metavar="P", help="no (float32), bf16 or fp16")
+    training.add_argument("--seed", type=int, metavar="N", help="of weights, data and noise")
+    training.add_argument("--threads", type=int, metavar="N", help="PyTorch's, on a CPU")
+    training.add_argument("--device", metavar="D", help="cpu, cuda or mps (default: the best there is)")
+    training.set_defaults(command=train_nano)
+
+    testing = commands.add_parser("test-nano", help="held-out accuracy of the small model")
+    testing.add_argument("model", nargs="?", default="nano", metavar="MODEL", help="nano, nano-young or a folder")
+    testing.add_argument("--a-level", type=int, default=50, metavar="N", help="prompts a level (default: 50)")
+    testing.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and noise (default: 0)")
+    testing.add_argument("--task", action="append", default=[], metavar="T", help="only this one; may be repeated")
+    testing.set_defaults(command=test_nano)
 
     lab = commands.add_parser(
         "lab",

@@ -1,0 +1,177 @@
+"""How often a model is right, and what it takes: nano's tasks answered by diffusion and a token at a time.
+
+    held_out = held_out_examples(200, seed="a", tasks=["reverse"])
+    told = by_diffusion(model, held_out, entropy_bound=0.1)
+    share_of(a.right for a in told)                     # Share(share=0.995, low=0.972, high=0.999, count=200)
+
+Both ways answer the same prompts with the same weights and count alike: an answer ends before the first EOS, a forward
+is one pass of the network over the batch that this row still took part in.
+
+Noise is a row's own (`sampling.noise`), so an answer does not depend on who shares its batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+from transformers import DiffusionGemmaForBlockDiffusion
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
+
+from dglab_utils.errors import LabError
+from dglab_utils.models.decoding import TokenStepper
+from dglab_utils.models.nano import CANVAS, EOS_ID, answers, batch_of, tokenizer
+from dglab_utils.models.nano_tasks import TASKS, Example
+from dglab_utils.sampling.noise import mixed
+from dglab_utils.sampling.observe import observe
+from dglab_utils.sampling.trace import CanvasTrace
+
+ROWS = 64  # of a batch
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt's answer.
+
+    Attributes:
+        text: up to the first EOS.
+        right: the task accepts it.
+        forwards: denoising steps of all canvases, or tokens, this row took.
+        tokens: of the answer, the first EOS included.
+        traces: one a canvas; empty unless kept, and where tokens were written one at a time.
+        seconds: of the batch that answered it, over its rows.
+    """
+
+    example: Example
+    text: str
+    right: bool
+    forwards: int
+    tokens: int
+    seconds: float
+    traces: tuple[CanvasTrace, ...] = ()
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of `count` cases with the interval that holds it at 95 % (Wilson's)."""
+
+    share: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} ({self.low:.1%} to {self.high:.1%}, n = {self.count})"
+
+
+def share_of(cases: Iterable[bool]) -> Share:
+    """The share of cases that hold.
+
+    Source of the interval: E. B. Wilson, Journal of the American Statistical Association 22 (1927).
+
+    Raises:
+        LabError: no case.
+    """
+    told = list(cases)
+    if not told:
+        raise LabError("share: no case to count")
+    interval = binomtest(sum(told), len(told)).proportion_ci(method="wilson")
+    return Share(sum(told) / len(told), float(interval.low), float(interval.high), len(told))
+
+
+def by_diffusion(
+    model: DiffusionGemmaForBlockDiffusion,
+    examples: Sequence[Example],
+    *,
+    seed: int = 0,
+    keep: bool = False,
+    rows: int = ROWS,
+    entropy_bound: float | None = None,
+    **settings: Any,
+) -> list[Answer]:
+    """Answers in the order of the examples, through the official `generate()`.
+
+    Args:
+        seed: of the noise; example i draws from a generator seeded with (seed, i).
+        keep: the traces.
+        rows: of a batch.
+        entropy_bound: of the sampler; the checkpoint's where None.
+        settings: of `generate()`, such as `max_denoising_steps`.
+    """
+    if entropy_bound is not None:
+        settings["sampler_config"] = EntropyBoundSamplerConfig(entropy_bound=entropy_bound)
+    found: dict[int, Answer] = {}
+    for batch in _batches(examples, rows, lambda e: len(e.answer) >= CANVAS):
+        asked = batch_of(tokenizer(), [examples[i].prompt for i in batch], model.device)
+        began = time.perf_counter()
+        with observe(model, row_seeds=[mixed(seed, i) for i in batch]) as traces:
+            output = model.generate(**asked, **settings).sequences[:, asked["input_ids"].shape[1] :]
+        seconds = (time.perf_counter() - began) / len(batch)
+        for row, i in enumerate(batch):
+            own = tuple(t for t in traces if t.row == row and not t.ended_before)
+            found[i] = _answered(examples[i], output[row], sum(t.steps for t in own), seconds, own if keep else ())
+    return [found[i] for i in range(len(examples))]
+
+
+def a_token_at_a_time(
+    model: DiffusionGemmaForBlockDiffusion,
+    examples: Sequence[Example],
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    rows: int = ROWS,
+    most: int = 2 * CANVAS,
+) -> list[Answer]:
+    """Answers in the order of the examples, by the encoder as a causal language model, the same weights.
+
+    Args:
+        temperature: 0 takes the most likely token; where many answers are right, 1 draws from them.
+        most: tokens after which an answer is cut off.
+    """
+    found: dict[int, Answer] = {}
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        # A stepper wants prompts of one length.
+        for batch in _batches(examples, rows, lambda e: len(e.prompt)):
+            asked = batch_of(tokenizer(), [examples[i].prompt for i in batch], model.device)
+            began = time.perf_counter()
+            stepper = TokenStepper(model, asked["input_ids"], temperature=temperature)
+            written: list[torch.Tensor] = []
+            ended = torch.zeros(len(batch), dtype=torch.bool, device=model.device)
+            while len(written) < most and not ended.all():
+                written.append(stepper.step())
+                ended |= written[-1] == EOS_ID
+            seconds = (time.perf_counter() - began) / len(batch)
+            for row, i in zip(torch.stack(written, dim=1), batch, strict=True):
+                taken = row.tolist().index(EOS_ID) + 1 if EOS_ID in row else len(written)
+                found[i] = _answered(examples[i], row, taken, seconds)
+    return [found[i] for i in range(len(examples))]
+
+
+def forwards_of(told: Iterable[Answer]) -> np.ndarray:
+    """`[answers]`: forwards of each."""
+    return np.array([answer.forwards for answer in told])
+
+
+def _answered(
+    example: Example, row: torch.Tensor, forwards: int, seconds: float, traces: tuple[CanvasTrace, ...] = ()
+) -> Answer:
+    text = answers(tokenizer(), row[None])[0]
+    tokens = row.tolist().index(EOS_ID) + 1 if EOS_ID in row else len(row)
+    right = EOS_ID in row and TASKS[example.task].accepts(example.prompt, text)
+    return Answer(example, text, right, forwards, tokens, seconds, traces)
+
+
+def _batches(examples: Sequence[Example], rows: int, alike: Any) -> list[list[int]]:
+    """Indices of examples, in batches of those that are alike: a batch goes on for as long as its longest row."""
+    if not examples:
+        raise LabError("answers: no examples given")
+    groups: dict[Any, list[int]] = {}
+    for i, example in enumerate(examples):
+        groups.setdefault(alike(example), []).append(i)
+    return [group[i : i + rows] for _, group in sorted(groups.items()) for i in range(0, len(group), rows)]

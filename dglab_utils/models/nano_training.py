@@ -1,0 +1,476 @@
+"""Trains nano from nothing, by the recipe that is published for fine-tuning the released model.
+
+For every example, with x the answer as a canvas of clean tokens (answer, EOS, padding):
+
+    t ~ U(0.001, 1); every position of x is replaced with a uniformly random token with probability t
+    the encoder reads the clean prompt; the decoder, which sees it through the cache, predicts x at every position
+    loss = mean cross-entropy over all positions of the canvas, not weighted by 1/t
+         + mean cross-entropy of the encoder, as a causal language model, on the answer
+    self-conditioning in two passes: the first without gradient, its logits given to the second in half of the examples
+
+Source: NVIDIA NeMo AutoModel, guide "Fine-tuning DiffusionGemma" (docs.nvidia.com/nemo/automodel). Two things differ,
+because here nothing is trained yet: the router is trained with everything else, and the padding behind the answer is
+predicted too, without which no canvas would ever become confident as a whole.
+
+Data and noise of step s are drawn from generators seeded with (seed, s): a run that was killed goes on with exactly
+what it would have seen. Accelerate places the model, chooses the precision and keeps the state; the rest of this
+module is the recipe and its books.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, pad
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from dglab_utils.errors import LabError
+from dglab_utils.models.nano import CANVAS, EOS_ID, NANO, PAD_ID, answers, batch_of, build_nano, tokenizer
+from dglab_utils.models.nano_tasks import TASKS, Example
+from dglab_utils.paths import written
+
+NOISE_LEAST = 0.001  # of t
+IGNORED = -100  # label without a loss
+
+Drawn = tuple[str, float, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of batch: tasks of similar lengths, so that little of it is padding.
+
+    Attributes:
+        tasks: name, how often it is drawn beside the others, levels drawn from.
+        prompt, answer: columns that hold every prompt (with BOS) and every answer (with EOS) of these.
+        share: of `Recipe.rows`.
+    """
+
+    tasks: tuple[Drawn, ...]
+    prompt: int
+    answer: int
+    share: float = 1.0
+
+    def tasks_of(self, only: tuple[str, ...]) -> tuple[Drawn, ...]:
+        """Those of its tasks that are among `only`; all where that is empty."""
+        return tuple(drawn for drawn in self.tasks if not only or drawn[0] in only)
+
+
+def _all_levels(*tasks: tuple[str, float]) -> tuple[Drawn, ...]:
+    return tuple((name, weight, TASKS[name].levels) for name, weight in tasks)
+
+
+_ONE_CANVAS = tuple(level for level in TASKS["double"].levels if 2 * level < CANVAS)
+_TWO_CANVASES = tuple(level for level in TASKS["double"].levels if 2 * level >= CANVAS)
+LETTERS = Kind(_all_levels(("copy", 1), ("reverse", 1), ("sort", 1), ("shuffle", 1)), prompt=34, answer=25)
+NUMBERS = Kind(_all_levels(("add", 3), ("palindrome", 1), ("sum", 1), ("brackets", 1)), prompt=20, answer=25)
+LONG = Kind((*_all_levels(("say", 1)), ("double", 1, _ONE_CANVAS)), prompt=40, answer=CANVAS)
+# Half of its rows are the second canvas, with the first one read.
+ACROSS = Kind((("double", 1, _TWO_CANVASES),), prompt=53 + CANVAS, answer=CANVAS, share=0.5)
+CYCLE = (LETTERS, NUMBERS, LETTERS, NUMBERS, LONG, LETTERS, NUMBERS, ACROSS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training run is made of; two runs with the same recipe on one machine give the same weights.
+
+    Attributes:
+        steps: optimizer steps.
+        rows: examples a step.
+        learning_rate: peak of AdamW's, after `warmup` steps, before a cosine down to a hundredth.
+        weight_decay, clip: of AdamW; norm of the gradient at most.
+        encoder_weight: of the causal loss.
+        self_conditioning: share of the examples that see their first pass.
+        precision: "no" for float32, "bf16" or "fp16" for autocast.
+        only: tasks that are trained; none means all.
+        seed: of weights, data and noise.
+        threads: PyTorch's on a CPU; sums change their order with it, and so do the last bits.
+    """
+
+    steps: int = 8_000
+    rows: int = 32
+    learning_rate: float = 1.5e-3
+    warmup: int = 200
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    encoder_weight: float = 1.0
+    self_conditioning: float = 0.5
+    precision: str = "no"
+    only: tuple[str, ...] = ()
+    seed: int = 0
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows < 2 or self.warmup < 0 or self.threads < 1:
+            raise LabError(
+                f"training: steps {self.steps}, rows {self.rows}, warmup {self.warmup}, threads {self.threads}: "
+                "want at least 1, 2, 0 and 1"
+            )
+        if self.precision not in ("no", "bf16", "fp16"):
+            raise LabError(f"training: precision {self.precision!r}; want no, bf16 or fp16")
+        if unknown := [name for name in self.only if name not in TASKS]:
+            raise LabError(f"training: no task {unknown[0]!r}; there are {', '.join(TASKS)}")
+
+
+# Two minutes on two cores: one task is enough to see it learn.
+DEMONSTRATION = Recipe(steps=250, rows=32, warmup=25, only=("copy",))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step trains on. B rows, P columns of prompt, A of answer, a canvas of L = 64.
+
+    Attributes:
+        tokens: `[B, P + A]`, the clean sequence that the encoder reads, prompts padded on the left.
+        mask: `[B, P + A]`, False on that padding.
+        labels: `[B, A]`, of the causal loss: answer and EOS, IGNORED behind.
+        canvas: `[B, L]`, clean: answer, EOS, padding.
+        noised: `[B, L]`, what the decoder reads.
+        conditioned: `[B]`, rows that see the logits of a first pass.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    labels: Tensor
+    canvas: Tensor
+    noised: Tensor
+    conditioned: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+# -- data ----------------------------------------------------------------------------------------------------
+
+
+def batch_at(recipe: Recipe, step: int) -> Batch:
+    """The batch of one step, the same whenever it is asked for."""
+    kinds = [kind for kind in CYCLE if kind.tasks_of(recipe.only)]
+    kind = kinds[step % len(kinds)]
+    rows = max(1, round(kind.share * recipe.rows))
+    draw = Random(f"{recipe.seed}/{step}")
+    tokens = torch.full((rows, kind.prompt + kind.answer), PAD_ID)
+    canvas = torch.full((rows, CANVAS), PAD_ID)
+    for i in range(rows):
+        read, told = _row(draw, kind.tasks_of(recipe.only))
+        tokens[i, kind.prompt - len(read) : kind.prompt] = torch.tensor(read)
+        canvas[i, : len(told)] = torch.tensor(told)
+    tokens[:, kind.prompt :] = canvas[:, : kind.answer]
+    mask = tokens != PAD_ID
+    mask[:, kind.prompt :] = True
+    labels = tokens[:, kind.prompt :].masked_fill(tokens[:, kind.prompt :] == PAD_ID, IGNORED)
+    noise = torch.Generator().manual_seed((recipe.seed << 32) + step)
+    t = NOISE_LEAST + (1 - NOISE_LEAST) * torch.rand(rows, 1, generator=noise)
+    replaced = torch.rand(canvas.shape, generator=noise) < t
+    random = torch.randint(NANO.vocab, canvas.shape, generator=noise)
+    conditioned = torch.rand(rows, generator=noise) < recipe.self_conditioning
+    return Batch(tokens, mask, labels, canvas, torch.where(replaced, random, canvas), conditioned)
+
+
+def _row(draw: Random, tasks: tuple[Drawn, ...]) -> tuple[list[int], list[int]]:
+    """(what is read, what is to be written in one canvas), token ids; of two canvases either."""
+    names, weights, levels = zip(*tasks, strict=True)
+    which = draw.choices(range(len(names)), weights)[0]
+    example = TASKS[names[which]].example(draw.choice(levels[which]), draw, held_out=False)
+    read = tokenizer()(example.prompt)["input_ids"]
+    told = [*tokenizer()(example.answer, add_special_tokens=False)["input_ids"], EOS_ID]
+    if len(told) > CANVAS and draw.random() < 0.5:
+        return read + told[:CANVAS], told[CANVAS:]
+    return read, told[:CANVAS]
+
+
+# -- the loss ------------------------------------------------------------------------------------------------
+
+
+def losses(
+    model: DiffusionGemmaForBlockDiffusion, batch: Batch, autocast: Callable = nullcontext
+) -> tuple[Tensor, Tensor]:
+    """(of the canvas, of the encoder as a causal language model), two means in nats.
+
+    Each pass has an autocast of its own: within one, weights that the pass without gradient was the first to cast
+    would stay without gradient in the next.
+    """
+    columns = batch.tokens.shape[1] - batch.labels.shape[1]  # of the prompt
+    with autocast():
+        encoder = model.model.encoder(
+            input_ids=batch.tokens,
+            attention_mask=batch.mask,
+            cache=DynamicCache(config=model.config.text_config),
+            position_ids=torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None],
+        )
+        # The hidden state of the last prompt token tells the first of the answer, and so on.
+        hidden = encoder.last_hidden_state[:, columns - 1 : -1]
+        cap = model.final_logit_softcapping
+        told = cap * torch.tanh(model.lm_head(hidden).float() / cap)
+    seen = batch.mask.clone()
+    seen[:, columns:] = False  # the decoder must not see the clean answer that the encoder has read
+    asked: dict[str, Any] = {
+        "cache": encoder.cache,
+        "decoder_input_ids": batch.noised,
+        "decoder_attention_mask": pad(seen, (0, CANVAS), value=True),
+        "decoder_position_ids": torch.arange(columns, columns + CANVAS, device=batch.tokens.device)[None],
+    }
+    with torch.no_grad(), autocast():
+        first = model(**asked).logits
+    with autocast():
+        logits = model(**asked, self_conditioning_logits=first, self_conditioning_mask=batch.conditioned).logits
+    return (
+        cross_entropy(logits.flatten(0, 1), batch.canvas.flatten()),
+        cross_entropy(told.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED),
+    )
+
+
+def _every_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The official experts' sum, with every expert computed for every token and those not chosen weighted with zero.
+
+    Eight experts of 32 are then one MLP of 256 features, in two large products instead of many small ones whose sizes
+    change with every batch: several times as fast on a CPU, at this size only.
+
+    Args:
+        experts: a `DiffusionGemmaTextExperts`.
+        hidden: `[tokens, hidden]`.
+        chosen, weights: `[tokens, k]`, the experts of a token, and how they count.
+    """
+    count = experts.num_experts
+    share = torch.zeros(hidden.shape[0], count, dtype=weights.dtype, device=hidden.device).scatter(1, chosen, weights)
+    gate, up = linear(hidden, experts.gate_up_proj.flatten(0, 1)).unflatten(-1, (count, -1)).chunk(2, dim=-1)
+    inner = experts.act_fn(gate) * up * share.unsqueeze(-1).to(up.dtype)  # [tokens, experts, width]
+    return linear(inner.flatten(1), experts.down_proj.transpose(0, 1).flatten(1)).to(hidden.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register("every_expert", _every_expert)
+
+
+# -- training ------------------------------------------------------------------------------------------------
+
+FINAL, YOUNG = "final", "young"
+YOUNG_SHARE = 0.1  # of the steps, after which the young checkpoint is kept
+LOG, RECIPE, STATE = "log.jsonl", "recipe.json", "state"
+
+
+def train(
+    folder: Path,
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    checkpoint_every: int = 250,
+    report_every: int = 50,
+    evaluate_every: int = 1000,
+    each_step: Callable[[int, dict[str, float]], None] = lambda step, told: None,
+) -> DiffusionGemmaForBlockDiffusion:
+    """Trains, or goes on training, in a folder, and returns the trained model.
+
+    The folder then holds `final` and `young` (checkpoints that `load` reads), `log.jsonl` (a line every `report_every`
+    steps: step, losses, learning rate, seconds of training; held-out accuracy by task every `evaluate_every`),
+    `recipe.json`, and `state`, from which a killed run goes on.
+
+    Args:
+        device: Accelerate's choice where None.
+        each_step: called after each step with its number and the last figures.
+
+    Raises:
+        LabError: the folder holds a run of another recipe, or something else; a state that cannot be read; no such
+            device. Nothing in the folder is changed then.
+    """
+    began_at = _begin(folder, recipe)
+    if began_at is None:
+        raise LabError(f"{folder}: this training is complete; give another folder to train again")
+    torch.set_num_threads(recipe.threads)
+    accelerator = _accelerator(recipe, device)
+    model = build_nano(seed=recipe.seed).train()
+    if accelerator.device.type == "cpu":  # the fastest there, at this size
+        model.set_experts_implementation("every_expert")
+        model.set_attn_implementation("eager")
+    optimizer = AdamW(_groups(model, recipe), lr=recipe.learning_rate, betas=(0.9, 0.98))
+    warm = LinearLR(optimizer, start_factor=1e-2, total_iters=max(1, recipe.warmup))
+    after = CosineAnnealingLR(optimizer, max(1, recipe.steps - recipe.warmup), eta_min=recipe.learning_rate / 100)
+    scheduler = SequentialLR(optimizer, [warm, after], milestones=[recipe.warmup])
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    plain = accelerator.unwrap_model(model)
+    if began_at:
+        _resume(accelerator, folder)
+    spent = _seconds_so_far(folder, began_at)
+    window: list[tuple[float, float]] = []
+    started = time.perf_counter()
+    told: dict[str, float] = {}
+    for step in range(began_at, recipe.steps):
+        canvas, causal = losses(plain, batch_at(recipe, step).to(accelerator.device), accelerator.autocast)
+        accelerator.backward(canvas + recipe.encoder_weight * causal)
+        accelerator.clip_grad_norm_(plain.parameters(), recipe.clip)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        window.append((canvas.item(), causal.item()))
+        done = step + 1
+        if done % report_every == 0 or done == recipe.steps:
+            means = [sum(values) / len(window) for values in zip(*window, strict=True)]
+            told = {"canvas_loss": means[0], "causal_loss": means[1], "learning_rate": scheduler.get_last_lr()[0]}
+            line: dict[str, Any] = {"step": done, **told, "seconds": spent + time.perf_counter() - started}
+            window = []
+            if done % evaluate_every == 0 or done == recipe.steps:
+                line["held_out"] = accuracy(
+                    plain, held_out_examples(4, seed=f"while training {recipe.seed}", tasks=recipe.only or tuple(TASKS))
+                )
+            _append(folder / LOG, line)
+        if done == max(1, round(YOUNG_SHARE * recipe.steps)):
+            _save_model(plain, folder / YOUNG)
+        if done % checkpoint_every == 0 or done == recipe.steps:
+            _save_state(accelerator, folder, done)
+        each_step(done, told)
+    _save_model(plain, folder / FINAL)
+    return plain.eval()
+
+
+def _accelerator(recipe: Recipe, device: str | None) -> Accelerator:
+    on_cpu = device is not None and torch.device(device).type == "cpu"
+    try:
+        accelerator = Accelerator(mixed_precision=recipe.precision, cpu=on_cpu)
+    except ValueError as error:  # fp16 on a CPU, bf16 on a card without it
+        raise LabError(f"training: precision {recipe.precision} cannot be had here: {error}") from error
+    if device is not None and accelerator.device.type != torch.device(device).type:
+        raise LabError(f"training: no {device} here; leave the device out to take {accelerator.device.type}")
+    return accelerator
+
+
+def _groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Matrices decay, scales do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _begin(folder: Path, recipe: Recipe) -> int | None:
+    """The step to go on from; None where all of it is done. Makes the folder where there is none."""
+    told = json.loads(json.dumps(asdict(recipe)))
+    if not folder.exists() or not any(folder.iterdir()):
+        folder.mkdir(parents=True, exist_ok=True)
+        with written(folder / RECIPE) as temporary:
+            temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        return 0
+    try:
+        there = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise LabError(f"{folder}: not empty, and not a training run ({RECIPE} cannot be read); give another") from None
+    if there != told:
+        names = sorted(name for name in told.keys() | there.keys() if told.get(name) != there.get(name))
+        raise LabError(
+            f"{folder}: holds a run of another recipe: {names[0]} is {there.get(names[0])!r} there, "
+            f"{told.get(names[0])!r} asked; ask for the same, or give another folder"
+        )
+    if (folder / FINAL / "config.json").is_file():
+        return None
+    # Between two renames of `_save_state` only the older state is there.
+    if not (folder / STATE).is_dir() and (folder / f"{STATE}.old").is_dir():
+        os.rename(folder / f"{STATE}.old", folder / STATE)
+    if not (folder / STATE).is_dir():
+        return 0
+    try:
+        return int((folder / STATE / "step").read_text())
+    except (OSError, ValueError):
+        raise LabError(
+            f"{folder / STATE}: damaged (its step cannot be read); remove the folder to start anew"
+        ) from None
+
+
+def _save_state(accelerator: Accelerator, folder: Path, step: int) -> None:
+    fresh, there, old = folder / f"{STATE}.new", folder / STATE, folder / f"{STATE}.old"
+    shutil.rmtree(fresh, ignore_errors=True)
+    # Not as safetensors: those refuse tied weights, and this file is read by nobody else.
+    accelerator.save_state(str(fresh), safe_serialization=False)
+    (fresh / "step").write_text(f"{step}\n")
+    shutil.rmtree(old, ignore_errors=True)
+    if there.is_dir():
+        os.rename(there, old)
+    os.rename(fresh, there)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _resume(accelerator: Accelerator, folder: Path) -> None:
+    try:
+        accelerator.load_state(str(folder / STATE))
+    except Exception as error:  # a truncated pickle raises anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise LabError(f"{folder / STATE}: damaged ({reason}); remove the folder to start anew") from error
+
+
+def _save_model(model: DiffusionGemmaForBlockDiffusion, folder: Path) -> None:
+    """A checkpoint with its tokenizer, written beside and renamed."""
+    fresh = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    model.save_pretrained(fresh)
+    tokenizer().save_pretrained(fresh)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(fresh, folder)
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    """One line more, in place of those that a killed run wrote of steps after its last state."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    kept = [old for old in lines if json.loads(old)["step"] < line["step"]]
+    with written(path) as temporary:
+        temporary.write_text("\n".join([*kept, json.dumps(line)]) + "\n", encoding="utf-8")
+
+
+def _seconds_so_far(folder: Path, step: int) -> float:
+    with suppress(OSError):
+        lines = map(json.loads, (folder / LOG).read_text(encoding="utf-8").splitlines())
+        return max((line["seconds"] for line in lines if line["step"] <= step), default=0.0)
+    return 0.0
+
+
+# -- held-out ------------------------------------------------------------------------------------------------
+
+
+def held_out_examples(a_level: int, *, seed: str, tasks: Sequence[str] = tuple(TASKS)) -> list[Example]:
+    """So many held-out examples of every level shown of every task, the same for the same seed."""
+    draw = Random(seed)
+    return [
+        TASKS[name].example(level, draw, held_out=True)
+        for name in tasks
+        for level in TASKS[name].shown
+        for _ in range(a_level)
+    ]
+
+
+def accuracy(
+    model: DiffusionGemmaForBlockDiffusion, examples: Sequence[Example], *, seed: int = 0, **settings: Any
+) -> dict[str, float]:
+    """Share of right answers by task, by diffusion with the official default settings.
+
+    The global random state and the model's mode are as before afterwards.
+    """
+    was_training, device, attention = model.training, model.device, model.config._attn_implementation
+    model.set_attn_implementation("sdpa")  # generate() fails with the eager one where prompts are padded (5.24.0)
+    right: dict[str, list[bool]] = {}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        model.eval()
+        # One batch for each length of answer: a batch goes on for as long as its longest row.
+        for long in (False, True):
+            part = [e for e in examples if (len(e.answer) >= CANVAS) == long]
+            if not part:
+                continue
+            asked = batch_of(tokenizer(), [e.prompt for e in part], device)
+            output = model.generate(**asked, **settings).sequences[:, asked["input_ids"].shape[1] :]
+            for example, text in zip(part, answers(tokenizer(), output), strict=True):
+                right.setdefault(example.task, []).append(TASKS[example.task].accepts(example.prompt, text))
+    model.set_attn_implementation(attention)
+    model.train(was_training)
+    return {task: sum(told) / len(told) for task, told in right.items()}

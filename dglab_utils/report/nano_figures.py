@@ -1,0 +1,157 @@
+"""Figures of the trained model: notebooks 08 (steps follow difficulty) and 09 (quality against steps).
+
+Each takes measurements or traces that exist already and returns a plotly figure; nothing here measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dglab_utils.measure.records import Measurement
+from dglab_utils.report.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, TEMPLATE, figure
+from dglab_utils.report.results import Results
+
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, "#4D4D4D", "#F0E442", "#999933")
+MODEL_COLOURS = {"nano": BLUE, "nano-young": ORANGE, "untrained": GREY}
+COLUMNS = 2  # of small charts: what a phone can show
+
+
+def by_difficulty(
+    results: Results, name: str, tasks: Mapping[str, tuple[Sequence[int], Sequence[int]]], y: str, title: str
+) -> go.Figure:
+    """One small chart a task: a measurement against difficulty, a line a model; hollow where it was never trained on.
+
+    Args:
+        name: of the measurement; its labels `interval`, where there are any, are the whiskers.
+        tasks: task to (levels trained on, levels beyond).
+        y: axis title.
+    """
+    grid = make_subplots(
+        rows=-(-len(tasks) // COLUMNS),
+        cols=COLUMNS,
+        subplot_titles=list(tasks),
+        vertical_spacing=0.09,
+        shared_yaxes=True,
+    )
+    grid.update_layout(template=TEMPLATE, title={"text": title}, height=170 * -(-len(tasks) // COLUMNS) + 120)
+    for i, (task, (levels, beyond)) in enumerate(tasks.items()):
+        for model, colour in MODEL_COLOURS.items():
+            asked = {"task": task, "model": model}
+            told = {
+                m.labels["level"]: m
+                for m in results.measurements
+                if m.name == name and asked.items() <= m.labels.items() and m.labels["level"] in (*levels, *beyond)
+            }
+            if not told:
+                continue
+            grid.add_trace(
+                go.Scatter(
+                    x=list(told),
+                    y=[_middle(m) for m in told.values()],
+                    error_y=_whiskers(list(told.values())),
+                    mode="lines+markers",
+                    line={"color": colour},
+                    marker={
+                        "size": 8,
+                        "symbol": ["circle-open" if level in beyond else "circle" for level in told],
+                        "color": colour,
+                    },
+                    name=model,
+                    legendgroup=model,
+                    showlegend=i == 0,
+                ),
+                row=i // COLUMNS + 1,
+                col=i % COLUMNS + 1,
+            )
+    grid.update_yaxes(rangemode="tozero")
+    grid.update_yaxes(title_text=y, col=1)
+    return grid
+
+
+def _middle(m: Measurement) -> float:
+    """The mean where the label has it, a median otherwise: a share of right answers has no useful median."""
+    mean = m.labels.get("mean", m.median)
+    assert isinstance(mean, (int, float))
+    return float(mean)
+
+
+def _whiskers(found: Sequence[Measurement]) -> dict[str, object]:
+    ends = [m.labels.get("interval", [m.q1, m.q3]) for m in found]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, high - _middle(m)) for (_, high), m in zip(ends, found, strict=True)],
+        "arrayminus": [max(0.0, _middle(m) - low) for (low, _), m in zip(ends, found, strict=True)],
+        "thickness": 1.2,
+        "width": 3,
+    }
+
+
+def entropy_by_step(traces: Mapping[str, Sequence[np.ndarray]], title: str) -> go.Figure:
+    """Mean entropy of the canvas against the step, a line a model: median of the runs that are still going."""
+    chart = figure(title, "denoising step", "mean entropy of a position, nats")
+    for (name, runs), colour in zip(traces.items(), COLOURS, strict=False):
+        steps = max(len(run) for run in runs)
+        middle = [float(np.median([run[s] for run in runs if len(run) > s])) for s in range(steps)]
+        chart.add_scatter(
+            x=list(range(1, steps + 1)), y=middle, mode="lines+markers", line={"color": colour}, name=name
+        )
+    chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
+def order_by_task(found: Mapping[str, Sequence[float]], title: str) -> go.Figure:
+    """Kendall's tau-b between position and the step it was first accepted at, one box a task."""
+    chart = figure(title, "order of acceptance against position: 1 is left to right, -1 right to left", "")
+    for name, values in found.items():
+        chart.add_box(x=list(values), name=name, marker_color=BLUE, boxpoints=False, showlegend=False)
+    chart.update_xaxes(range=[-1.05, 1.05], zeroline=True)
+    chart.update_layout(height=90 + 44 * len(found))
+    return chart
+
+
+def right_against_steps(
+    results: Results, tasks: Sequence[str], bounds: Sequence[float], title: str, best: Sequence[float] = ()
+) -> go.Figure:
+    """Share of right answers against steps, a line a task, a point an entropy bound."""
+    chart = figure(title, "denoising steps, mean", "right answers, %", log_x=True)
+    for task, colour in zip(tasks, COLOURS, strict=False):
+        right = [results.find("right", task=task, bound=b, study="bound") for b in bounds]
+        steps = [results.find("steps", task=task, bound=b, study="bound") for b in bounds]
+        chart.add_scatter(
+            x=[_middle(m) for m in steps],
+            y=[100 * _middle(m) for m in right],
+            mode="lines+markers",
+            line={"color": colour},
+            marker={"size": [13 if b in best else 7 for b in bounds]},
+            customdata=[[b] for b in bounds],
+            hovertemplate="bound %{customdata[0]:g}: %{y:.1f} % in %{x:.1f} steps",
+            name=task,
+        )
+    return chart
+
+
+def lines(
+    x: Sequence[float],
+    by_name: Mapping[str, Sequence[float]],
+    title: str,
+    x_title: str,
+    y_title: str,
+    *,
+    log_x: bool = False,
+    dashes: Mapping[str, str] | None = None,
+) -> go.Figure:
+    """Plain lines over one axis."""
+    chart = figure(title, x_title, y_title, log_x=log_x)
+    for (name, values), colour in zip(by_name.items(), COLOURS, strict=False):
+        dash = (dashes or {}).get(name, "solid")
+        chart.add_scatter(
+            x=list(x), y=list(values), mode="lines+markers", line={"color": colour, "dash": dash}, name=name
+        )
+    if log_x:
+        chart.update_xaxes(tickvals=list(x))
+    return chart
