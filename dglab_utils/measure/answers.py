@@ -12,6 +12,7 @@ Noise is a row's own (`sampling.noise`), so an answer does not depend on who sha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 from dglab_utils.errors import LabError
 from dglab_utils.models.decoding import TokenStepper
 from dglab_utils.models.nano import CANVAS, EOS_ID, answers, batch_of, tokenizer
-from dglab_utils.models.nano_tasks import TASKS, Example
+from dglab_utils.models.nano_tasks import LETTERS, TASKS, Example
 from dglab_utils.sampling.noise import mixed
 from dglab_utils.sampling.observe import observe
 from dglab_utils.sampling.trace import CanvasTrace
@@ -104,7 +105,9 @@ def by_diffusion(
         settings: of `generate()`, such as `max_denoising_steps`.
     """
     if entropy_bound is not None:
-        settings["sampler_config"] = EntropyBoundSamplerConfig(entropy_bound=entropy_bound)
+        if entropy_bound <= 0:
+            raise LabError(f"entropy bound {entropy_bound}: want more than 0 nats")
+        settings["sampler_config"] = EntropyBoundSamplerConfig(entropy_bound=float(entropy_bound))
     found: dict[int, Answer] = {}
     for batch in _batches(examples, rows, lambda e: len(e.answer) >= CANVAS):
         asked = batch_of(tokenizer(), [examples[i].prompt for i in batch], model.device)
@@ -156,6 +159,50 @@ def a_token_at_a_time(
 def forwards_of(told: Iterable[Answer]) -> np.ndarray:
     """`[answers]`: forwards of each."""
     return np.array([answer.forwards for answer in told])
+
+
+def aup(tokens_per_forward: Sequence[float], accuracy: Sequence[float], *, alpha: float = 3.0) -> float:
+    """Accuracy under parallelism: one number for a curve of accuracy over tokens a forward.
+
+        rho_1 y_1 + sum over i of (rho_i - rho_(i-1)) (y_i W_i + y_(i-1) W_(i-1)) / 2
+        W = min(exp(-alpha (1 - y / y_max)), 1)
+
+    Points are taken in the order of their tokens a forward; y_max is the best accuracy of the curve.
+
+    Source: arXiv 2601.07568.
+
+    Args:
+        tokens_per_forward: rho, of each setting.
+        accuracy: y, in per cent, of each setting.
+    """
+    if len(tokens_per_forward) != len(accuracy) or not len(accuracy):
+        raise LabError(f"aup: {len(tokens_per_forward)} speeds to {len(accuracy)} accuracies; want as many")
+    rho, y = np.array(sorted(zip(tokens_per_forward, accuracy, strict=True))).T
+    if y.max() == 0:
+        return 0.0
+    weighted = y * np.minimum(np.exp(-alpha * (1 - y / y.max())), 1)
+    return float(rho[0] * y[0] + (np.diff(rho) * (weighted[1:] + weighted[:-1]) / 2).sum())
+
+
+def total_correlation(example: Example, accepted: np.ndarray) -> float:
+    """Nats that accepted positions share where only the prompt is known: sum of their entropies less the joint one.
+
+    Counted for a palindrome, of which each mirrored pair shares ln 26; and for a shuffle of n different letters, where
+    k positions hold ln n nats each and ln(n! / (n - k)!) together.
+
+    Args:
+        accepted: `[L]` bool; positions behind the answer are certain and share nothing.
+
+    Raises:
+        LabError: another task.
+    """
+    taken = np.flatnonzero(accepted[: example.level])
+    if example.task == "palindrome":
+        mirrored = set((example.level - 1 - taken).tolist()) & set(taken.tolist())
+        return sum(i < example.level - 1 - i for i in mirrored) * math.log(len(LETTERS))
+    if example.task == "shuffle":
+        return sum(math.log(example.level) - math.log(example.level - i) for i in range(len(taken)))
+    raise LabError(f"total correlation: not counted for {example.task}; for palindrome and shuffle it is")
 
 
 def _answered(

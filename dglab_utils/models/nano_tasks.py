@@ -32,13 +32,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from string import ascii_lowercase as LETTERS
-from string import digits as DIGITS
+from string import ascii_lowercase, digits
 
 from dglab_utils.errors import LabError
 
 END = "="  # of every prompt
-ALPHABET = LETTERS + DIGITS + " +=()"
+LETTERS = ascii_lowercase
+ALPHABET = LETTERS + digits + " +=()"
 HELD_OUT_IN = 8  # one example in so many is held out
 
 
@@ -103,6 +103,13 @@ class Task:
     def accepts(self, prompt: str, answer: str) -> bool:
         """Whether this is a right answer to a prompt of this task."""
         return self.is_valid(prompt.removeprefix(f"{self.name} ").removesuffix(END), answer)
+
+
+def task_called(name: str) -> Task:
+    """The task of this name. Raises LabError when there is none."""
+    if name not in TASKS:
+        raise LabError(f"no task {name!r}; there are {', '.join(TASKS)}")
+    return TASKS[name]
 
 
 def task_of(prompt: str) -> Task:

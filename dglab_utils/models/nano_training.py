@@ -438,13 +438,19 @@ def _seconds_so_far(folder: Path, step: int) -> float:
 # -- held-out ------------------------------------------------------------------------------------------------
 
 
-def held_out_examples(a_level: int, *, seed: str, tasks: Sequence[str] = tuple(TASKS)) -> list[Example]:
-    """So many held-out examples of every level shown of every task, the same for the same seed."""
+def held_out_examples(
+    a_level: int, *, seed: str, tasks: Sequence[str] = tuple(TASKS), beyond: bool = False
+) -> list[Example]:
+    """So many held-out examples of every level shown of every task, the same for the same seed.
+
+    Args:
+        beyond: of the levels that are never trained on, too.
+    """
     draw = Random(seed)
     return [
         TASKS[name].example(level, draw, held_out=True)
         for name in tasks
-        for level in TASKS[name].shown
+        for level in (*TASKS[name].shown, *(TASKS[name].beyond if beyond else ()))
         for _ in range(a_level)
     ]
 

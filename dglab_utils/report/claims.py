@@ -290,6 +290,48 @@ def _advantage_collapses(results: Results) -> Verdict:
     )
 
 
+# -- the trained model ---------------------------------------------------------------------------------------
+
+CLEARLY_MORE = 3.0  # times the steps: what the hardest level of a task takes over its easiest
+WITHOUT_LOSS = 0.02  # of the share of right answers: a difference that is called none
+
+
+def _steps_follow_difficulty(results: Results) -> Verdict:
+    spans = results.verdict_input("steps_by_task")
+    ratios = {task: span["hardest"] / span["easiest"] for task, span in spans.items()}
+    most, least = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
+    told = [f"{task} {spans[task]['easiest']:.1f} to {spans[task]['hardest']:.1f}" for task in (most, least)]
+    measured = "steps from the easiest to the hardest level: most " + ", least ".join(told)
+    clearly = [spans[task]["closed"] for task, ratio in ratios.items() if ratio >= CLEARLY_MORE]
+    if not clearly:
+        return Verdict("not reproduced", measured, "No task takes clearly more steps where it is harder.")
+    if len(set(clearly)) == 2:
+        return Verdict("reproduced", measured, "Tasks with one right answer and tasks with many both take more steps.")
+    kind = "one right answer" if clearly[0] else "many right answers"
+    return Verdict("partly", measured, f"Only tasks with {kind} take clearly more steps; the others are known at once.")
+
+
+def _bound_without_loss(results: Results) -> Verdict:
+    bounds, kinds = results.verdict_input("bounds"), results.verdict_input("by_kind")
+    if len(bounds) < 2:
+        raise LabError(f"this run has {len(bounds)} entropy bound; a comparison wants a small and a large one")
+    saved, told = {}, []
+    for kind, curve in kinds.items():
+        right, steps = curve["right"], curve["steps"]
+        kept = [i for i in range(len(bounds)) if right[i] >= right[0] - WITHOUT_LOSS]
+        saved[kind] = steps[0] / min(steps[i] for i in kept)
+        told.append(
+            f"{kind}: {steps[0]:.1f} to {steps[-1]:.1f} steps, {right[0]:.0%} to {right[-1]:.0%} right, "
+            f"{saved[kind]:.1f} times fewer steps without loss"
+        )
+    measured = f"bound {bounds[0]:g} to {bounds[-1]:g}; " + "; ".join(told)
+    if all(times >= 2 for times in saved.values()):
+        return Verdict("reproduced", measured, "Twice as few steps or better, without loss, for both kinds of task.")
+    if any(times >= 2 for times in saved.values()):
+        return Verdict("partly", measured, "So for one kind of task, not for the other.")
+    return Verdict("not reproduced", measured, "No bound saved half of the steps without loss.")
+
+
 _A = "First lab, experiment A"
 _B = "First lab, experiment B"
 _C = "First lab, experiment C"
@@ -382,6 +424,22 @@ CLAIMS: tuple[Claim, ...] = (
         "a ratio of 1.11 at batch 1, 11.22 at batch 16",
         "04_size_and_batch",
         _falls_with_batch,
+    ),
+    Claim(
+        "steps-follow-difficulty",
+        "How many steps a canvas takes follows how hard the text is.",
+        "First lab, experiment F, on the released model",
+        "5 steps for a trivial prompt, 11 to 19 for others",
+        "08_trained_nano",
+        _steps_follow_difficulty,
+    ),
+    Claim(
+        "bound-without-loss",
+        "Accepting by an entropy bound makes decoding two to three times faster without loss.",
+        "arXiv 2505.24857, on masked models",
+        "2 to 3 times",
+        "09_quality_tradeoff",
+        _bound_without_loss,
     ),
     Claim(
         "up-to-four-times",

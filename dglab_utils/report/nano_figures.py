@@ -155,3 +155,46 @@ def lines(
     if log_x:
         chart.update_xaxes(tickvals=list(x))
     return chart
+
+
+Point = tuple[float, float, tuple]  # steps, right answers in per cent, settings
+
+
+def pareto(points: Mapping[str, Sequence[Point]], knobs: Sequence[str], official: tuple) -> go.Figure:
+    """Right answers against steps for every setting of the knobs; those that no other beats in both are joined.
+
+    Args:
+        points: kind of task to its points.
+        knobs: names of the settings, in their order.
+        official: the official settings.
+    """
+    gains = []
+    chart = figure("", "denoising steps, mean", "right answers, %", log_x=True)
+    for (kind, told), colour in zip(points.items(), COLOURS, strict=False):
+        front = [p for p in told if not any(_beats(other, p) for other in told)]
+        front.sort(key=lambda point: point[0])
+        for shown, mode, size in ((told, "markers", 7), (front, "lines", 0)):
+            chart.add_scatter(
+                x=[steps for steps, _, _ in shown],
+                y=[right for _, right, _ in shown],
+                mode=mode,
+                marker={"color": colour, "size": size, "opacity": 0.6},
+                line={"color": colour},
+                customdata=[[", ".join(f"{k} {v:g}" for k, v in zip(knobs, s, strict=True))] for *_, s in shown],
+                hovertemplate="%{customdata[0]}: %{y:.1f} % in %{x:.1f} steps",
+                name=kind if mode == "markers" else f"{kind}, not beaten",
+            )
+        for steps, right, settings in told:
+            if settings == official:
+                marker = {"symbol": "diamond", "size": 14, "color": colour, "line": {"width": 2, "color": GREY}}
+                chart.add_scatter(x=[steps], y=[right], mode="markers", marker=marker, name=f"{kind}, official")
+                faster = [p for p in told if p[1] >= right]
+                gains.append(f"{kind} {steps / min(p[0] for p in faster):.1f} times")
+    title = "Steps saved by other settings without a loss: " + ", ".join(gains) if gains else "All settings"
+    chart.update_layout(title={"text": title})
+    return chart
+
+
+def _beats(one: Point, other: Point) -> bool:
+    """At least as good in both, better in one."""
+    return one[0] <= other[0] and one[1] >= other[1] and one[:2] != other[:2]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from dglab_utils.errors import LabError
 from dglab_utils.measure.answers import Answer, Share, a_token_at_a_time, by_diffusion, forwards_of, share_of
 from dglab_utils.models.loading import load
-from dglab_utils.models.nano_tasks import TASKS
+from dglab_utils.models.nano_tasks import TASKS, task_called
 from dglab_utils.models.nano_training import FINAL, YOUNG, Recipe, held_out_examples, train
 
 HEADINGS = ("task", "level", "right", "95 % interval", "steps", "one at a time")
@@ -31,11 +30,10 @@ def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
 
 def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> list[tuple[str, ...]]:
     """Held-out accuracy of a checkpoint by task and level, at its default settings: rows under HEADINGS."""
-    if unknown := [name for name in tasks if name not in TASKS]:
-        raise LabError(f"no task {unknown[0]!r}; there are {', '.join(TASKS)}")
+    asked = [task_called(name) for name in tasks or TASKS]
     model, rows = load(source), []
-    for name in tqdm(tasks or list(TASKS), desc="tasks"):
-        task = TASKS[name]
+    for task in tqdm(asked, desc="tasks"):
+        name = task.name
         examples = held_out_examples(a_level, seed=f"test {seed}", tasks=[name])
         diffusion = by_diffusion(model, examples, seed=seed)
         causal = a_token_at_a_time(model, examples, temperature=0.0 if task.closed else 1.0, seed=seed)

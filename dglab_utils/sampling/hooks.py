@@ -1,9 +1,10 @@
-"""Entering `generate()` without editing it: one instance's methods, replaced for as long as a context lasts."""
+"""Entering `generate()` without editing it: one instance's methods or inputs, changed while a context lasts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -35,3 +36,17 @@ def replaced(model: PreTrainedModel, **methods: Callable) -> Iterator[None]:
     finally:
         for name in methods:
             vars(model).pop(name, None)
+
+
+@contextmanager
+def without_self_conditioning(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the decoder never sees the logits of the step before: every step is like the first of a canvas."""
+
+    def dropped(_: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return args, kwargs | {"self_conditioning_logits": None}
+
+    handle = model.model.decoder.register_forward_pre_hook(dropped, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
