@@ -42,6 +42,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from dglab_utils.errors import LabError
 from dglab_utils.models.nano import CANVAS, EOS_ID, NANO, PAD_ID, answers, batch_of, build_nano, tokenizer
 from dglab_utils.models.nano_tasks import TASKS, Example
+from dglab_utils.models.shapes import as_device
 from dglab_utils.paths import written
 
 NOISE_LEAST = 0.001  # of t
@@ -287,6 +288,8 @@ def train(
         LabError: the folder holds a run of another recipe, or something else; a state that cannot be read; no such
             device. Nothing in the folder is changed then.
     """
+    if device is not None:
+        as_device(device)
     began_at = _begin(folder, recipe)
     if began_at is None:
         raise LabError(f"{folder}: this training is complete; give another folder to train again")
@@ -343,7 +346,7 @@ def _accelerator(recipe: Recipe, device: str | None) -> Accelerator:
     except ValueError as error:  # fp16 on a CPU, bf16 on a card without it
         raise LabError(f"training: precision {recipe.precision} cannot be had here: {error}") from error
     if device is not None and accelerator.device.type != torch.device(device).type:
-        raise LabError(f"training: no {device} here; leave the device out to take {accelerator.device.type}")
+        raise LabError(f"training: {accelerator.device.type} is taken before {device}; leave the device out")
     return accelerator
 
 
@@ -411,11 +414,14 @@ def _resume(accelerator: Accelerator, folder: Path) -> None:
 
 
 def _save_model(model: DiffusionGemmaForBlockDiffusion, folder: Path) -> None:
-    """A checkpoint with its tokenizer, written beside and renamed."""
+    """A checkpoint with its tokenizer, recipe and log so far, written beside and renamed."""
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     model.save_pretrained(fresh)
     tokenizer().save_pretrained(fresh)
+    for name in (RECIPE, LOG):
+        if (folder.parent / name).exists():
+            shutil.copyfile(folder.parent / name, fresh / name)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(fresh, folder)
 

@@ -136,7 +136,8 @@ def test_nano(options: argparse.Namespace) -> int:
     """`dglab test-nano`: held-out accuracy of a checkpoint, as a table."""
     from dglab_utils.runs import nano
 
-    print(nano.as_text(nano.test_nano(options.model, a_level=options.a_level, seed=options.seed, tasks=options.task)))
+    asked = {"a_level": options.a_level, "seed": options.seed, "tasks": options.task}
+    nano.test_and_tell(options.model, with_card=options.card, **asked)
     return 0
 
 
@@ -212,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     testing.add_argument("model", nargs="?", default="nano", metavar="MODEL", help="nano, nano-young or a folder")
     testing.add_argument("--a-level", type=int, default=50, metavar="N", help="prompts a level (default: 50)")
     testing.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and noise (default: 0)")
+    testing.add_argument("--card", action="store_true", help="write the table into the checkpoint's README.md")
     testing.add_argument("--task", action="append", default=[], metavar="T", help="only this one; may be repeated")
     testing.set_defaults(command=test_nano)
 

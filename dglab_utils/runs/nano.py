@@ -1,16 +1,24 @@
-"""`dglab train-nano` and `dglab test-nano`: train the small model, and say how good it is on what it never saw."""
+"""`dglab train-nano` and `dglab test-nano`: train the small model, and say how good it is on what it never saw.
+
+A checkpoint's card (`README.md` beside the weights) is written from its recipe, its log and the table that `test-nano`
+prints, so that it holds no number that was typed.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 
 from tqdm.auto import tqdm
 
+from dglab_utils.errors import LabError
 from dglab_utils.measure.answers import Answer, Share, a_token_at_a_time, by_diffusion, forwards_of, share_of
-from dglab_utils.models.loading import load
+from dglab_utils.models.loading import TRAINED, load
 from dglab_utils.models.nano_tasks import TASKS, task_called
-from dglab_utils.models.nano_training import FINAL, YOUNG, Recipe, held_out_examples, train
+from dglab_utils.models.nano_training import FINAL, LOG, RECIPE, YOUNG, Recipe, held_out_examples, train
+from dglab_utils.paths import ROOT, written
 
 HEADINGS = ("task", "level", "right", "95 % interval", "steps", "one at a time")
 
@@ -72,3 +80,48 @@ def as_text(rows: list[tuple[str, ...]]) -> str:
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     ]
     return "\n".join([told[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *told[1:]])
+
+
+CARD = Path(__file__).with_name("nano_card.md")  # a string.Template
+
+
+def card(folder: Path, table: str) -> Path:
+    """Writes `README.md` of a checkpoint from its recipe, its log and a table of held-out accuracy.
+
+    Raises:
+        LabError: the folder has no recipe or log.
+    """
+    try:
+        recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        log = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise LabError(f"{folder}: no card without {RECIPE} and {LOG} of its training ({error})") from None
+    last = log[-1]
+    shown = [line for line in log if line["step"] % max(1, last["step"] // 8) < 50] or log
+    curves = [f"| {line['step']} | {line['canvas_loss']:.3f} | {line['causal_loss']:.3f} |" for line in shown]
+    name = next((name for name, path in TRAINED.items() if path.resolve() == folder.resolve()), folder.name)
+    text = Template(CARD.read_text(encoding="utf-8")).substitute(
+        name=name,
+        weights=f"{sum(p.numel() for p in load(str(folder)).parameters()):,}",
+        tasks=", ".join(TASKS),
+        steps=last["step"],
+        all_steps=recipe["steps"],
+        rows=recipe["rows"],
+        minutes=round(last["seconds"] / 60),
+        threads=recipe["threads"],
+        seed=recipe["seed"],
+        curves="\n".join(["| step | canvas | causal |", "|---|---|---|", *curves]),
+        table=table,
+    )
+    with written(folder / "README.md") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return folder / "README.md"
+
+
+def test_and_tell(source: str, *, a_level: int, seed: int, tasks: Sequence[str], with_card: bool) -> None:
+    """Prints the table, and writes it into the checkpoint's card where that is asked."""
+    table = as_text(test_nano(source, a_level=a_level, seed=seed, tasks=tasks))
+    print(table)
+    if with_card:
+        written_to = card(Path(TRAINED.get(source, source)), table)
+        print("written:", written_to.relative_to(ROOT) if written_to.is_relative_to(ROOT) else written_to)

@@ -202,5 +202,5 @@ def test_an_impossible_recipe_is_refused(asked, told):
 def test_a_device_that_is_not_here_is_refused(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(LabError, match="no cuda here"):
+    with pytest.raises(LabError, match="not on this machine"):
         train(tmp_path / "run", SMALL, device="cuda")

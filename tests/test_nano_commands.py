@@ -1,0 +1,84 @@
+"""`dglab train-nano` and `test-nano`, and the checkpoints that the repository holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dglab_utils.models import load
+from dglab_utils.models.loading import TRAINED
+from dglab_utils.models.nano_training import Recipe
+from dglab_utils.runs import cli, nano
+
+TWO_STEPS = ["--demo", "--steps", "2", "--rows", "2", "--threads", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nano") / "run"
+    assert cli.main(["train-nano", str(folder), *TWO_STEPS]) == 0
+    return folder
+
+
+def test_a_trained_folder_is_tested_and_gets_its_card(run, capsys):
+    final = run / "final"
+    assert cli.main(["test-nano", str(final), "--a-level", "1", "--task", "copy", "--card"]) == 0
+    printed = capsys.readouterr().out
+    assert "| copy | all   | 0.0%" in printed
+    card = (final / "README.md").read_text()
+    assert printed.partition("\nwritten:")[0] in card
+    assert "2 of 2 steps of 2 examples" in card and "$" not in card
+    assert f"{sum(p.numel() for p in load(final).parameters()):,} weights" in card
+
+
+def test_a_table_comes_out_equal_again(run):
+    """Prompts and noise come from the seed alone."""
+    first, again = (nano.test_nano(str(run / "final"), a_level=2, seed=0, tasks=["copy"]) for _ in range(2))
+    assert first == again and len(first) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["test-nano", "nano", "--task", "multiply"], "no task 'multiply'"),
+        (["test-nano", "no/such/folder/at/all"], "no/such/folder"),
+        (["train-nano", "RUN", "--demo", "--steps", "0"], "steps 0"),
+        (["train-nano", "RUN", *TWO_STEPS], "this training is complete"),
+        (["train-nano", "RUN", *TWO_STEPS, "--seed", "5"], "holds a run of another recipe: seed is 0 there, 5 asked"),
+        (["train-nano", "RUN", *TWO_STEPS[:-1], "tpu"], "tpu"),
+    ],
+)
+def test_bad_input_is_one_line(run, capsys, arguments, told):
+    before = sorted(p.stat().st_mtime_ns for p in run.rglob("*"))
+    assert cli.main([str(run) if a == "RUN" else a for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert [line for line in error.splitlines() if line.startswith("dglab:")] == error.splitlines()[-1:]
+    assert before == sorted(p.stat().st_mtime_ns for p in run.rglob("*"))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_shipped_checkpoint_prints_its_card_again(name):
+    """Two rows of the card, from the command that wrote it; the whole table takes minutes."""
+    folder = TRAINED[name]
+    card = (folder / "README.md").read_text()
+    for task in ("copy", "brackets"):
+        rows = nano.test_nano(name, a_level=50, seed=0, tasks=[task])
+        for row in rows:
+            assert [cell.strip() for cell in row] in [
+                [cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("|")
+            ], row
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_shipped_checkpoint_is_small_and_tells_its_recipe(name):
+    folder = TRAINED[name]
+    assert (folder / "model.safetensors").stat().st_size <= 16e6
+    recipe = json.loads((folder / "recipe.json").read_text())
+    told = {key: tuple(value) if isinstance(value, list) else value for key, value in recipe.items()}
+    assert Recipe(**told) == Recipe(), "made by the command as it is"
+    steps = [json.loads(line)["step"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == (recipe["steps"] if name == "nano" else round(0.1 * recipe["steps"]))
+    assert load(name).name_or_path == name
