@@ -68,6 +68,16 @@ def test_a_list_of_processors_cools_twice_when_it_is_used_twice(model, prompts):
         assert [type(p) for p in mine] == [LinearTemperatureScheduleLogitsProcessor] * calls
 
 
+def test_eager_attention_refuses_padded_prompts(prompts):
+    eager = build(SMALL)
+    eager.set_attn_implementation("eager")
+    mask = torch.ones_like(prompts)
+    generate(eager, prompts, max_new_tokens=32, attention_mask=mask)
+    mask[0, :2] = 0
+    with pytest.raises(TypeError, match="floating point"):
+        generate(eager, prompts, max_new_tokens=32, attention_mask=mask)
+
+
 def test_a_few_tokens_cost_a_canvas(model, prompts):
     output = generate(model, prompts, max_new_tokens=10)
     assert output.sequences.shape[1] - prompts.shape[1] == SMALL.canvas_length
