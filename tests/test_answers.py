@@ -15,7 +15,9 @@ from dglab_utils.measure.answers import (
     forwards_of,
     share_of,
     total_correlation,
+    wall_time,
 )
+from dglab_utils.models import build
 from dglab_utils.models.nano import CANVAS, EOS_ID, VOCABULARY, batch_of, build_nano, tokenizer
 from dglab_utils.models.nano_tasks import TASKS, Example
 from dglab_utils.sampling.hooks import without_self_conditioning
@@ -66,13 +68,19 @@ def test_an_answer_without_an_end_is_wrong(model):
 
 
 def test_noise_is_a_rows_own(model):
-    """An answer is the same in a batch of one and in a batch of others, in whatever order."""
+    """Logits that do not depend on the batch give the same canvases in a batch of one and in a batch of others."""
     examples = [TASKS["copy"].example(4, i) for i in range(4)]
-    settings = {"max_denoising_steps": 3, "max_new_tokens": CANVAS}
-    together = by_diffusion(model, examples, keep=True, **settings)
-    apart = by_diffusion(model, examples, keep=True, rows=1, **settings)
+    settings = {"max_denoising_steps": 3, "max_new_tokens": CANVAS, "keep": True}
+    flat = torch.linspace(0, 2, len(VOCABULARY)).expand(1, CANVAS, -1)
+    handle = model.lm_head.register_forward_hook(lambda _, args, __: flat.expand(len(args[0]), -1, -1))
+    together = by_diffusion(model, examples, **settings)
+    apart = by_diffusion(model, examples, rows=1, **settings)
+    handle.remove()
     for one, other in zip(together, apart, strict=True):
-        assert np.array_equal(one.traces[0].current[0], other.traces[0].current[0])
+        assert one.text == other.text
+        for name in ("current", "sampled", "accepted"):
+            assert np.array_equal(getattr(one.traces[0], name), getattr(other.traces[0], name))
+    settings.pop("keep")
     other_seed = by_diffusion(model, examples, keep=True, seed=1, **settings)
     assert not np.array_equal(other_seed[0].traces[0].current[0], together[0].traces[0].current[0])
 
@@ -158,6 +166,30 @@ def test_what_accepted_positions_share():
     assert total_correlation(shuffle, accepted) == pytest.approx(4 * math.log(4) - math.log(24))
     with pytest.raises(LabError, match="not counted for sort"):
         total_correlation(replace(shuffle, task="sort"), accepted)
+
+
+def test_traces_of_an_answer_leave_out_the_padding(model):
+    with Scripted(model, [told("abc")]):
+        answer = by_diffusion(model, [Example("copy", 3, "copy abc=", "abc")], keep=True)[0]
+    (cut,) = answer.answer_traces
+    assert (cut.canvas_length, cut.steps, answer.traces[0].canvas_length) == (4, 2, CANVAS)
+    assert np.array_equal(cut.entropy, answer.traces[0].entropy[:, :4])
+    assert cut.commits_per_step.max() <= 4
+
+
+def test_wall_times_are_of_whole_answers(model):
+    """Both ways are timed as often as asked, and a canvas of two steps is not free."""
+    with Scripted(model, [told("abc")]):
+        diffusion = by_diffusion(model, [Example("copy", 3, "copy abc=", "abc")])
+    assert diffusion[0].forwards == 2
+    times = wall_time(model, [TASKS["copy"].example(3, 0)], rounds=2)
+    assert {name: len(t) for name, t in times.items()} == {"diffusion": 2, "one at a time": 2}
+    assert all((t > 0).all() for t in times.values())
+
+
+def test_a_model_of_another_vocabulary_is_refused():
+    with pytest.raises(LabError, match="not a nano: vocabulary and canvas are 1000 and 256, want 47 and 64"):
+        by_diffusion(build("toy-1m"), [TASKS["copy"].example(3, 0)])
 
 
 def test_no_example_is_refused(model):

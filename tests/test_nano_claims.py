@@ -20,7 +20,7 @@ def spans(copy: float, shuffle: float) -> Results:
     return made
 
 
-def curves(closed: tuple, opened: tuple, bounds: tuple = (0.1, 10.0)) -> Results:
+def curves(closed: tuple, opened: tuple, bounds: tuple = (0.1, 10.0), count: int = 200) -> Results:
     """(right, steps) of each kind at each bound."""
     made = Results.begin("09_quality_tradeoff", {})
     made.verdict_inputs["bounds"] = list(bounds)
@@ -44,6 +44,8 @@ FREE, DEAR = ((0.99, 0.98), (8.0, 4.0)), ((0.99, 0.80), (8.0, 2.0))
         ("bound-without-loss", curves(FREE, FREE), "reproduced"),
         ("bound-without-loss", curves(FREE, DEAR), "partly"),
         ("bound-without-loss", curves(DEAR, DEAR), "not reproduced"),
+        ("bound-without-loss", curves(FREE, FREE, count=199), "not measured here"),
+        ("bound-without-loss", curves(FREE, ((0.4, 0.4), (8.0, 2.0))), "not measured here"),
         ("bound-without-loss", curves(((0.9,), (8.0,)), ((0.9,), (8.0,)), bounds=(0.1,)), "not measured here"),
     ],
 )
@@ -51,6 +53,21 @@ def test_verdicts(id, results, state):
     verdict = claim(id).verdict(results)
     assert verdict.state == state
     assert verdict.because
+
+
+def test_one_kind_of_task_is_no_verdict():
+    results = spans(6.0, 7.0)
+    del results.verdict_inputs["steps_by_task"]["shuffle"]
+    assert claim("steps-follow-difficulty").verdict(results).state == "not measured here"
+
+
+def test_models_that_the_lab_does_not_ship_are_drawn_too():
+    made = Results.begin("08_trained_nano", {})
+    for model in ("nano", "mine", "yours"):
+        made.measure("steps", "steps", [2], mean=2.0, task="copy", level=4, model=model)
+    lines = figures.by_difficulty(made, "steps", {"copy": ((4,), ())}, "steps", "title").data
+    assert [line.name for line in lines] == ["nano", "mine", "yours"]
+    assert len({line.line.color for line in lines}) == 3
 
 
 def test_verdicts_tell_what_was_measured():

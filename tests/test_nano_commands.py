@@ -8,6 +8,7 @@ import pytest
 
 from dglab_utils.models import load
 from dglab_utils.models.loading import TRAINED
+from dglab_utils.models.nano_tasks import TASKS
 from dglab_utils.models.nano_training import Recipe
 from dglab_utils.runs import cli, nano
 
@@ -23,9 +24,9 @@ def run(tmp_path_factory):
 
 def test_a_trained_folder_is_tested_and_gets_its_card(run, capsys):
     final = run / "final"
-    assert cli.main(["test-nano", str(final), "--a-level", "1", "--task", "copy", "--card"]) == 0
+    assert cli.main(["test-nano", str(final), "--a-level", "1", "--card"]) == 0
     printed = capsys.readouterr().out
-    assert "| copy | all   | 0.0%" in printed
+    assert printed.count("| all ") == len(TASKS)
     card = (final / "README.md").read_text()
     assert printed.partition("\nwritten:")[0] in card
     assert "2 of 2 steps of 2 examples" in card and "$" not in card
@@ -42,6 +43,12 @@ def test_a_table_comes_out_equal_again(run):
     ("arguments", "told"),
     [
         (["test-nano", "nano", "--task", "multiply"], "no task 'multiply'"),
+        (["test-nano", "nano", "--task", "copy", "--card"], "a card tells of all tasks"),
+        (["test-nano", "toy-1m", "--task", "copy"], "toy-1m@0: not a nano"),
+        (["train-nano", "RUN/recipe.json", *TWO_STEPS], "a file; give a folder"),
+        (["train-nano", "RUN", "--learning-rate", "-1"], "learning rate -1"),
+        (["train-nano", "RUN", "--seed", "4294967296"], "seed 4294967296"),
+        (["train-nano", "RUN", *TWO_STEPS[:-1], "cuda:3"], "cuda:3"),
         (["test-nano", "no/such/folder/at/all"], "no/such/folder"),
         (["train-nano", "RUN", "--demo", "--steps", "0"], "steps 0"),
         (["train-nano", "RUN", *TWO_STEPS], "this training is complete"),
@@ -51,7 +58,7 @@ def test_a_table_comes_out_equal_again(run):
 )
 def test_bad_input_is_one_line(run, capsys, arguments, told):
     before = sorted(p.stat().st_mtime_ns for p in run.rglob("*"))
-    assert cli.main([str(run) if a == "RUN" else a for a in arguments]) == 2
+    assert cli.main([a.replace("RUN", str(run)) for a in arguments]) == 2
     error = capsys.readouterr().err
     assert told in error
     assert [line for line in error.splitlines() if line.startswith("dglab:")] == error.splitlines()[-1:]
@@ -60,15 +67,21 @@ def test_bad_input_is_one_line(run, capsys, arguments, told):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_shipped_checkpoint_prints_its_card_again(name):
-    """Two rows of the card, from the command that wrote it; the whole table takes minutes."""
-    folder = TRAINED[name]
-    card = (folder / "README.md").read_text()
+    """Two tasks of the card, by the command that wrote it; the whole table takes minutes.
+
+    Another CPU may round a logit the other way and accept another character once: shares may differ by two prompts
+    in fifty, steps by a tenth.
+    """
+    card = (TRAINED[name] / "README.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("|")]
+    there = {tuple(cells[:2]): cells for cells in lines}
     for task in ("copy", "brackets"):
-        rows = nano.test_nano(name, a_level=50, seed=0, tasks=[task])
-        for row in rows:
-            assert [cell.strip() for cell in row] in [
-                [cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("|")
-            ], row
+        for row in nano.test_nano(name, a_level=50, seed=0, tasks=[task]):
+            told = there[row[:2]]
+            assert told[2] == row[2]
+            for column, near in ((3, 4.0), (6, 4.0)):
+                assert abs(float(told[column].rstrip("%")) - float(row[column].rstrip("%"))) <= near
+            assert float(told[5]) == pytest.approx(float(row[5]), rel=0.1)
 
 
 @pytest.mark.parametrize("name", TRAINED)

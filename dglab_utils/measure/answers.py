@@ -4,16 +4,15 @@
     told = by_diffusion(model, held_out, entropy_bound=0.1)
     share_of(a.right for a in told)                     # Share(share=0.995, low=0.972, high=0.999, count=200)
 
-Both ways answer the same prompts with the same weights and count alike: an answer ends before the first EOS, a forward
-is one pass of the network over the batch that this row still took part in.
+Both ways answer the same prompts with the same weights and count alike: an answer ends before the first EOS; a forward
+is one pass that brings it on, a denoising step or a token. Reading the prompt, and a finished canvas, is not counted.
 
-Noise is a row's own (`sampling.noise`), so an answer does not depend on who shares its batch.
+Diffusion draws a row's noise from a generator of its own (`sampling.noise`), whoever shares its batch.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +24,17 @@ from transformers import DiffusionGemmaForBlockDiffusion
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
 from dglab_utils.errors import LabError
+from dglab_utils.measure.timing import in_turns
 from dglab_utils.models.decoding import TokenStepper
-from dglab_utils.models.nano import CANVAS, EOS_ID, answers, batch_of, tokenizer
+from dglab_utils.models.nano import CANVAS, EOS_ID, answers, batch_of, check_is_nano, tokenizer
 from dglab_utils.models.nano_tasks import LETTERS, TASKS, Example
 from dglab_utils.sampling.noise import mixed
 from dglab_utils.sampling.observe import observe
 from dglab_utils.sampling.trace import CanvasTrace
 
 ROWS = 64  # of a batch
+# Of draws a token at a time on open tasks: the middle of what diffusion cools through, 0.8 to 0.4.
+OPEN_TEMPERATURE = 0.6
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,6 @@ class Answer:
         forwards: denoising steps of all canvases, or tokens, this row took.
         tokens: of the answer, the first EOS included.
         traces: one a canvas; empty unless kept, and where tokens were written one at a time.
-        seconds: of the batch that answered it, over its rows.
     """
 
     example: Example
@@ -53,13 +54,18 @@ class Answer:
     right: bool
     forwards: int
     tokens: int
-    seconds: float
     traces: tuple[CanvasTrace, ...] = ()
+
+    @property
+    def answer_traces(self) -> list[CanvasTrace]:
+        """The traces without the positions behind the answer's EOS, which are certain at once."""
+        lengths = [self.tokens - CANVAS * trace.canvas for trace in self.traces]
+        return [t.first(min(CANVAS, n)) for t, n in zip(self.traces, lengths, strict=True) if n > 0]
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share of `count` cases with the interval that holds it at 95 % (Wilson's)."""
+    """A share of `count` independent cases with the interval that holds it at 95 % (Wilson's)."""
 
     share: float
     low: float
@@ -108,16 +114,15 @@ def by_diffusion(
         if entropy_bound <= 0:
             raise LabError(f"entropy bound {entropy_bound}: want more than 0 nats")
         settings["sampler_config"] = EntropyBoundSamplerConfig(entropy_bound=float(entropy_bound))
+    check_is_nano(model)
     found: dict[int, Answer] = {}
     for batch in _batches(examples, rows, lambda e: len(e.answer) >= CANVAS):
         asked = batch_of(tokenizer(), [examples[i].prompt for i in batch], model.device)
-        began = time.perf_counter()
         with observe(model, row_seeds=[mixed(seed, i) for i in batch]) as traces:
             output = model.generate(**asked, **settings).sequences[:, asked["input_ids"].shape[1] :]
-        seconds = (time.perf_counter() - began) / len(batch)
         for row, i in enumerate(batch):
             own = tuple(t for t in traces if t.row == row and not t.ended_before)
-            found[i] = _answered(examples[i], output[row], sum(t.steps for t in own), seconds, own if keep else ())
+            found[i] = _answered(examples[i], output[row], sum(t.steps for t in own), own if keep else ())
     return [found[i] for i in range(len(examples))]
 
 
@@ -133,27 +138,49 @@ def a_token_at_a_time(
     """Answers in the order of the examples, by the encoder as a causal language model, the same weights.
 
     Args:
-        temperature: 0 takes the most likely token; where many answers are right, 1 draws from them.
+        temperature: 0 takes the most likely token. Draws come from one generator, so they depend on the batch.
         most: tokens after which an answer is cut off.
     """
+    check_is_nano(model)
     found: dict[int, Answer] = {}
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         # A stepper wants prompts of one length.
         for batch in _batches(examples, rows, lambda e: len(e.prompt)):
             asked = batch_of(tokenizer(), [examples[i].prompt for i in batch], model.device)
-            began = time.perf_counter()
-            stepper = TokenStepper(model, asked["input_ids"], temperature=temperature)
-            written: list[torch.Tensor] = []
-            ended = torch.zeros(len(batch), dtype=torch.bool, device=model.device)
-            while len(written) < most and not ended.all():
-                written.append(stepper.step())
-                ended |= written[-1] == EOS_ID
-            seconds = (time.perf_counter() - began) / len(batch)
-            for row, i in zip(torch.stack(written, dim=1), batch, strict=True):
-                taken = row.tolist().index(EOS_ID) + 1 if EOS_ID in row else len(written)
-                found[i] = _answered(examples[i], row, taken, seconds)
+            for row, i in zip(_written(model, asked["input_ids"], temperature, most), batch, strict=True):
+                taken = row.tolist().index(EOS_ID) + 1 if EOS_ID in row else len(row)
+                found[i] = _answered(examples[i], row, taken)
     return [found[i] for i in range(len(examples))]
+
+
+def wall_time(
+    model: DiffusionGemmaForBlockDiffusion, examples: Sequence[Example], *, rounds: int, temperature: float = 0.0
+) -> dict[str, np.ndarray]:
+    """Seconds of one batch by diffusion and a token at a time, `[rounds]` each, run in turns and not observed.
+
+    Args:
+        examples: with prompts of one length.
+    """
+    asked = batch_of(tokenizer(), [e.prompt for e in examples], model.device)
+    works = {
+        "diffusion": lambda: model.generate(**asked),
+        "one at a time": lambda: _written(model, asked["input_ids"], temperature, 2 * CANVAS),
+    }
+    return in_turns(works, rounds=rounds, warmup=1, device=model.device)
+
+
+def _written(
+    model: DiffusionGemmaForBlockDiffusion, prompt: torch.Tensor, temperature: float, most: int
+) -> torch.Tensor:
+    """`[B, T]`: tokens until every row has ended, `most` of them at most."""
+    stepper = TokenStepper(model, prompt, temperature=temperature)
+    written: list[torch.Tensor] = []
+    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    while len(written) < most and not ended.all():
+        written.append(stepper.step())
+        ended |= written[-1] == EOS_ID
+    return torch.stack(written, dim=1)
 
 
 def forwards_of(told: Iterable[Answer]) -> np.ndarray:
@@ -167,7 +194,8 @@ def aup(tokens_per_forward: Sequence[float], accuracy: Sequence[float], *, alpha
         rho_1 y_1 + sum over i of (rho_i - rho_(i-1)) (y_i W_i + y_(i-1) W_(i-1)) / 2
         W = min(exp(-alpha (1 - y / y_max)), 1)
 
-    Points are taken in the order of their tokens a forward; y_max is the best accuracy of the curve.
+    Points are taken in the order of their tokens a forward; y_max is the best accuracy of this curve, where the source
+    takes the best of all methods that it compares.
 
     Source: arXiv 2601.07568.
 
@@ -205,13 +233,11 @@ def total_correlation(example: Example, accepted: np.ndarray) -> float:
     raise LabError(f"total correlation: not counted for {example.task}; for palindrome and shuffle it is")
 
 
-def _answered(
-    example: Example, row: torch.Tensor, forwards: int, seconds: float, traces: tuple[CanvasTrace, ...] = ()
-) -> Answer:
-    text = answers(tokenizer(), row[None])[0]
+def _answered(example: Example, row: torch.Tensor, forwards: int, traces: tuple[CanvasTrace, ...] = ()) -> Answer:
+    text = answers(row[None])[0]
     tokens = row.tolist().index(EOS_ID) + 1 if EOS_ID in row else len(row)
     right = EOS_ID in row and TASKS[example.task].accepts(example.prompt, text)
-    return Answer(example, text, right, forwards, tokens, seconds, traces)
+    return Answer(example, text, right, forwards, tokens, traces)
 
 
 def _batches(examples: Sequence[Example], rows: int, alike: Any) -> list[list[int]]:

@@ -3,7 +3,7 @@
     model, tokenizer = load("nano"), load_tokenizer("nano")
     prompts = batch_of(tokenizer, ["reverse abc=", "add 17+25="])
     output = model.generate(**prompts)
-    answers(tokenizer, output.sequences[:, prompts["input_ids"].shape[1]:])        # ['cba', '042']
+    answers(output.sequences[:, prompts["input_ids"].shape[1]:])        # ['cba', '042']
 
 The shape keeps what the released model has: sliding and full attention layers, a dense MLP beside routed experts,
 self-conditioning, tied embeddings, the capped LM head. A canvas holds 64 characters. What it is asked is in
@@ -35,8 +35,9 @@ PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
 VOCABULARY = [PAD, EOS, BOS, *ALPHABET, "<eoi>", "<boi>", "<image>"]
 PAD_ID, EOS_ID, BOS_ID = range(3)
 CANVAS = 64
-# What attention can look back on; the longest sequence that is trained on is half of it.
+# What attention can look back on: more than the longest sequence that is trained on, 181.
 WINDOW = 256
+LONGEST = WINDOW - 2 * CANVAS - 1  # characters of a prompt: beside BOS and the two canvases of an answer
 
 NANO = Shape(
     name="nano",
@@ -110,13 +111,23 @@ def batch_of(
             raise LabError("nano: an empty prompt; ask something, such as 'sort cab='")
         if unknown := sorted(set(prompt) - known):
             raise LabError(f"nano: prompt {prompt!r} has {unknown[0]!r}; it knows {ALPHABET!r} only")
-        if len(prompt) > WINDOW - 2 * CANVAS:
-            raise LabError(f"nano: a prompt of {len(prompt)} characters; it reads {WINDOW - 2 * CANVAS} at most")
+        if len(prompt) > LONGEST:
+            raise LabError(f"nano: a prompt of {len(prompt)} characters; it reads {LONGEST} at most")
     encoded = tokenizer(list(prompts), return_tensors="pt", padding=True, return_token_type_ids=False)
     return {name: tensor.to(device) for name, tensor in encoded.items()}
 
 
-def answers(tokenizer: PreTrainedTokenizerBase, generated: Tensor) -> list[str]:
+def check_is_nano(model: DiffusionGemmaForBlockDiffusion) -> None:
+    """Raises LabError for a model of another vocabulary or canvas: its ids would be read as other characters."""
+    there = model.config.get_text_config().vocab_size, getattr(model.config, "canvas_length", None)
+    if there != (NANO.vocab, CANVAS):
+        raise LabError(
+            f"{model.name_or_path}: not a nano: vocabulary and canvas are {there[0]} and {there[1]}, "
+            f"want {NANO.vocab} and {CANVAS}"
+        )
+
+
+def answers(generated: Tensor) -> list[str]:
     """Text of each row of new tokens, `[B, T]`, up to the first EOS; the whole row where there is none."""
     rows = []
     for row in generated.tolist():

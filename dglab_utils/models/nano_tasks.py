@@ -91,6 +91,8 @@ class Task:
         for _ in range(10_000):
             asked = self.ask(draw, level)
             answer = self.solve(asked, draw)
+            if not self.is_valid(asked, answer):
+                raise LabError(f"{self.name}: there is no level {level}")
             if held_out is None or self.is_held_out(asked, answer) == held_out:
                 return Example(self.name, level, f"{self.name} {asked}{END}", answer)
         raise LabError(f"{self.name}: no {'held-out' if held_out else 'training'} example of level {level}")
@@ -166,6 +168,8 @@ def _said(asked: str, _: Random | None = None) -> str:
 
 
 def _words(n: int) -> str:
+    if n >= 10**6:
+        raise LabError(f"say: {n} has more than 6 digits")
     if n < 20:
         return _ONES[n]
     for size, name in ((1000, "thousand"), (100, "hundred")):

@@ -26,9 +26,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -40,8 +41,9 @@ from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dglab_utils.errors import LabError
+from dglab_utils.models.loading import load
 from dglab_utils.models.nano import CANVAS, EOS_ID, NANO, PAD_ID, answers, batch_of, build_nano, tokenizer
-from dglab_utils.models.nano_tasks import TASKS, Example
+from dglab_utils.models.nano_tasks import END, TASKS, Example
 from dglab_utils.models.shapes import as_device
 from dglab_utils.paths import written
 
@@ -87,12 +89,13 @@ CYCLE = (LETTERS, NUMBERS, LETTERS, NUMBERS, LONG, LETTERS, NUMBERS, ACROSS)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training run is made of; two runs with the same recipe on one machine give the same weights.
+    """What a training run is made of; two runs with the same recipe on one CPU give the same weights.
 
     Attributes:
         steps: optimizer steps.
         rows: examples a step.
-        learning_rate: peak of AdamW's, after `warmup` steps, before a cosine down to a hundredth.
+        learning_rate: peak of AdamW's, after `warmup` steps (a tenth of `steps` at most), before a cosine down to a
+            hundredth.
         weight_decay, clip: of AdamW; norm of the gradient at most.
         encoder_weight: of the causal loss.
         self_conditioning: share of the examples that see their first pass.
@@ -120,6 +123,11 @@ class Recipe:
             raise LabError(
                 f"training: steps {self.steps}, rows {self.rows}, warmup {self.warmup}, threads {self.threads}: "
                 "want at least 1, 2, 0 and 1"
+            )
+        if not (0 < self.learning_rate < 1 and 0 <= self.seed < 2**31 and 0 <= self.self_conditioning <= 1):
+            raise LabError(
+                f"training: learning rate {self.learning_rate}, seed {self.seed}, self-conditioning "
+                f"{self.self_conditioning}: want between 0 and 1, from 0 to 2**31, and between 0 and 1"
             )
         if self.precision not in ("no", "bf16", "fp16"):
             raise LabError(f"training: precision {self.precision!r}; want no, bf16 or fp16")
@@ -274,7 +282,7 @@ def train(
     evaluate_every: int = 1000,
     each_step: Callable[[int, dict[str, float]], None] = lambda step, told: None,
 ) -> DiffusionGemmaForBlockDiffusion:
-    """Trains, or goes on training, in a folder, and returns the trained model.
+    """Trains, or goes on training, in a folder, and returns the trained model as loaded from there.
 
     The folder then holds `final` and `young` (checkpoints that `load` reads), `log.jsonl` (a line every `report_every`
     steps: step, losses, learning rate, seconds of training; held-out accuracy by task every `evaluate_every`),
@@ -288,21 +296,24 @@ def train(
         LabError: the folder holds a run of another recipe, or something else; a state that cannot be read; no such
             device. Nothing in the folder is changed then.
     """
-    if device is not None:
-        as_device(device)
+    if device is not None and as_device(device).index:
+        raise LabError(
+            f"training: device {device}: name it without its number, and choose a card by CUDA_VISIBLE_DEVICES"
+        )
+    accelerator = _accelerator(recipe, device)
     began_at = _begin(folder, recipe)
     if began_at is None:
         raise LabError(f"{folder}: this training is complete; give another folder to train again")
     torch.set_num_threads(recipe.threads)
-    accelerator = _accelerator(recipe, device)
     model = build_nano(seed=recipe.seed).train()
     if accelerator.device.type == "cpu":  # the fastest there, at this size
         model.set_experts_implementation("every_expert")
         model.set_attn_implementation("eager")
     optimizer = AdamW(_groups(model, recipe), lr=recipe.learning_rate, betas=(0.9, 0.98))
-    warm = LinearLR(optimizer, start_factor=1e-2, total_iters=max(1, recipe.warmup))
-    after = CosineAnnealingLR(optimizer, max(1, recipe.steps - recipe.warmup), eta_min=recipe.learning_rate / 100)
-    scheduler = SequentialLR(optimizer, [warm, after], milestones=[recipe.warmup])
+    warmup = max(1, min(recipe.warmup, recipe.steps // 10))
+    warm = LinearLR(optimizer, start_factor=1e-2, total_iters=warmup)
+    after = CosineAnnealingLR(optimizer, max(1, recipe.steps - warmup), eta_min=recipe.learning_rate / 100)
+    scheduler = SequentialLR(optimizer, [warm, after], milestones=[warmup])
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     plain = accelerator.unwrap_model(model)
     if began_at:
@@ -336,7 +347,7 @@ def train(
             _save_state(accelerator, folder, done)
         each_step(done, told)
     _save_model(plain, folder / FINAL)
-    return plain.eval()
+    return cast(DiffusionGemmaForBlockDiffusion, load(folder / FINAL, device=accelerator.device))
 
 
 def _accelerator(recipe: Recipe, device: str | None) -> Accelerator:
@@ -362,10 +373,14 @@ def _groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 def _begin(folder: Path, recipe: Recipe) -> int | None:
     """The step to go on from; None where all of it is done. Makes the folder where there is none."""
     told = json.loads(json.dumps(asdict(recipe)))
+    if folder.exists() and not folder.is_dir():
+        raise LabError(f"{folder}: a file; give a folder")
     if not folder.exists() or not any(folder.iterdir()):
-        folder.mkdir(parents=True, exist_ok=True)
-        with written(folder / RECIPE) as temporary:
-            temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        try:
+            with written(folder / RECIPE) as temporary:
+                temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise LabError(f"{folder}: cannot be written ({error.strerror}); give another folder") from None
         return 0
     try:
         there = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
@@ -449,16 +464,27 @@ def held_out_examples(
 ) -> list[Example]:
     """So many held-out examples of every level shown of every task, the same for the same seed.
 
+    Prompts of a level are all different, so a small level may have fewer (`say` of one digit has one). Where only a
+    length is asked there is but one prompt, which training knows; what is held out there are answers, and repeats
+    differ by their noise.
+
     Args:
         beyond: of the levels that are never trained on, too.
     """
-    draw = Random(seed)
-    return [
-        TASKS[name].example(level, draw, held_out=True)
-        for name in tasks
-        for level in (*TASKS[name].shown, *(TASKS[name].beyond if beyond else ()))
-        for _ in range(a_level)
-    ]
+    draw, found = Random(seed), []
+    for name in tasks:
+        for level in (*TASKS[name].shown, *(TASKS[name].beyond if beyond else ())):
+            drawn = [TASKS[name].example(level, draw, held_out=True) for _ in range(a_level)]
+            if drawn[0].prompt != f"{name} {level}{END}" or TASKS[name].closed:
+                more = (TASKS[name].example(level, draw, held_out=True) for _ in range(20 * a_level))
+                distinct: dict[str, Example] = {}
+                for example in chain(drawn, more):
+                    distinct.setdefault(example.prompt, example)
+                    if len(distinct) == a_level:
+                        break
+                drawn = list(distinct.values())
+            found += drawn
+    return found
 
 
 def accuracy(
@@ -481,7 +507,7 @@ def accuracy(
                 continue
             asked = batch_of(tokenizer(), [e.prompt for e in part], device)
             output = model.generate(**asked, **settings).sequences[:, asked["input_ids"].shape[1] :]
-            for example, text in zip(part, answers(tokenizer(), output), strict=True):
+            for example, text in zip(part, answers(output), strict=True):
                 right.setdefault(example.task, []).append(TASKS[example.task].accepts(example.prompt, text))
     model.set_attn_implementation(attention)
     model.train(was_training)

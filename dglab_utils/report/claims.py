@@ -292,12 +292,15 @@ def _advantage_collapses(results: Results) -> Verdict:
 
 # -- the trained model ---------------------------------------------------------------------------------------
 
-CLEARLY_MORE = 3.0  # times the steps: what the hardest level of a task takes over its easiest
+CLEARLY_MORE = 3.0  # times the steps: what the hardest level of a task takes over its easiest, medians of canvases
 WITHOUT_LOSS = 0.02  # of the share of right answers: a difference that is called none
+ENOUGH_PROMPTS = 200  # of a kind of task, for a difference of two per cent to mean anything
 
 
 def _steps_follow_difficulty(results: Results) -> Verdict:
     spans = results.verdict_input("steps_by_task")
+    if len({span["closed"] for span in spans.values()}) < 2:
+        raise LabError("this run asked one kind of task only; the claim is about both")
     ratios = {task: span["hardest"] / span["easiest"] for task, span in spans.items()}
     most, least = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
     told = [f"{task} {spans[task]['easiest']:.1f} to {spans[task]['hardest']:.1f}" for task in (most, least)]
@@ -305,14 +308,20 @@ def _steps_follow_difficulty(results: Results) -> Verdict:
     clearly = [spans[task]["closed"] for task, ratio in ratios.items() if ratio >= CLEARLY_MORE]
     if not clearly:
         return Verdict("not reproduced", measured, "No task takes clearly more steps where it is harder.")
+    share = f"{len(clearly)} of {len(ratios)} tasks take {CLEARLY_MORE:g} times the steps or more"
     if len(set(clearly)) == 2:
-        return Verdict("reproduced", measured, "Tasks with one right answer and tasks with many both take more steps.")
+        return Verdict("reproduced", measured, f"{share}, tasks with one right answer and tasks with many.")
     kind = "one right answer" if clearly[0] else "many right answers"
-    return Verdict("partly", measured, f"Only tasks with {kind} take clearly more steps; the others are known at once.")
+    return Verdict("partly", measured, f"{share}, all of them with {kind}.")
 
 
 def _bound_without_loss(results: Results) -> Verdict:
     bounds, kinds = results.verdict_input("bounds"), results.verdict_input("by_kind")
+    count = min(curve["count"] for curve in kinds.values())
+    if count < ENOUGH_PROMPTS:
+        raise LabError(f"this run asked {count} prompts of a kind, too few for differences of {WITHOUT_LOSS:.0%}")
+    if any(curve["right"][0] < 0.5 for curve in kinds.values()):
+        raise LabError("this run's model is wrong more often than right at the smallest bound; there is little to lose")
     if len(bounds) < 2:
         raise LabError(f"this run has {len(bounds)} entropy bound; a comparison wants a small and a large one")
     saved, told = {}, []

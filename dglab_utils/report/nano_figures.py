@@ -5,7 +5,7 @@ Each takes measurements or traces that exist already and returns a plotly figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,7 +16,7 @@ from dglab_utils.report.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, S
 from dglab_utils.report.results import Results
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, "#4D4D4D", "#F0E442", "#999933")
-MODEL_COLOURS = {"nano": BLUE, "nano-young": ORANGE, "untrained": GREY}
+MODEL_COLOURS = {"nano": BLUE, "nano-young": ORANGE, "untrained": GREY}  # others take what is left of COLOURS
 COLUMNS = 2  # of small charts: what a phone can show
 
 
@@ -38,8 +38,9 @@ def by_difficulty(
         shared_yaxes=True,
     )
     grid.update_layout(template=TEMPLATE, title={"text": title}, height=170 * -(-len(tasks) // COLUMNS) + 120)
+    colours = _colours(m.labels["model"] for m in results.measurements if m.name == name and "task" in m.labels)
     for i, (task, (levels, beyond)) in enumerate(tasks.items()):
-        for model, colour in MODEL_COLOURS.items():
+        for model, colour in colours.items():
             asked = {"task": task, "model": model}
             told = {
                 m.labels["level"]: m
@@ -72,6 +73,12 @@ def by_difficulty(
     return grid
 
 
+def _colours(models: Iterable[str]) -> dict[str, str]:
+    """A colour a model, the same in every figure for those that the lab ships."""
+    free = iter(colour for colour in COLOURS if colour not in MODEL_COLOURS.values())
+    return {model: MODEL_COLOURS.get(model) or next(free, GREY) for model in dict.fromkeys(models)}
+
+
 def _middle(m: Measurement) -> float:
     """The mean where the label has it, a median otherwise: a share of right answers has no useful median."""
     mean = m.labels.get("mean", m.median)
@@ -94,7 +101,9 @@ def _whiskers(found: Sequence[Measurement]) -> dict[str, object]:
 def entropy_by_step(traces: Mapping[str, Sequence[np.ndarray]], title: str) -> go.Figure:
     """Mean entropy of the canvas against the step, a line a model: median of the runs that are still going."""
     chart = figure(title, "denoising step", "mean entropy of a position, nats")
-    for (name, runs), colour in zip(traces.items(), COLOURS, strict=False):
+    colours = _colours(traces)
+    for name, runs in traces.items():
+        colour = colours[name]
         steps = max(len(run) for run in runs)
         middle = [float(np.median([run[s] for run in runs if len(run) > s])) for s in range(steps)]
         chart.add_scatter(

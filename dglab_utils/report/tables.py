@@ -60,6 +60,8 @@ def _cell(run: Results, name: str, labels: Mapping) -> str:
         found = run.find(name, **labels)
     except LabError:
         return "not measured"
+    if "mean" in found.labels:  # of answers that are right or wrong, a median says nothing
+        return f"{found.labels['mean']:.3g}, n = {found.count}"
     spread = "" if found.q1 == found.q3 else f" ({found.q1:.4g} to {found.q3:.4g})"
     return f"{found.median:.4g}{spread}, n = {found.count}"
 

@@ -10,17 +10,26 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from tqdm.auto import tqdm
 
 from dglab_utils.errors import LabError
-from dglab_utils.measure.answers import Answer, Share, a_token_at_a_time, by_diffusion, forwards_of, share_of
+from dglab_utils.measure.answers import (
+    OPEN_TEMPERATURE,
+    Answer,
+    Share,
+    a_token_at_a_time,
+    by_diffusion,
+    forwards_of,
+    share_of,
+)
 from dglab_utils.models.loading import TRAINED, load
 from dglab_utils.models.nano_tasks import TASKS, task_called
 from dglab_utils.models.nano_training import FINAL, LOG, RECIPE, YOUNG, Recipe, held_out_examples, train
 from dglab_utils.paths import ROOT, written
 
-HEADINGS = ("task", "level", "right", "95 % interval", "steps", "one at a time")
+HEADINGS = ("task", "level", "prompts", "right", "95 % interval", "steps", "one at a time")
 
 
 def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
@@ -33,7 +42,7 @@ def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
                 bar.set_postfix(canvas=f"{figures['canvas_loss']:.3f}", causal=f"{figures['causal_loss']:.3f}")
 
         train(folder, recipe, device=device, each_step=told)
-    print(f"trained: {folder / FINAL}; after a tenth: {folder / YOUNG}; curves: {folder / 'log.jsonl'}")
+    print(f"trained: {folder / FINAL}; after a tenth: {folder / YOUNG}; curves: {folder / LOG}")
 
 
 def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> list[tuple[str, ...]]:
@@ -44,7 +53,8 @@ def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> 
         name = task.name
         examples = held_out_examples(a_level, seed=f"test {seed}", tasks=[name])
         diffusion = by_diffusion(model, examples, seed=seed)
-        causal = a_token_at_a_time(model, examples, temperature=0.0 if task.closed else 1.0, seed=seed)
+        temperature = 0.0 if task.closed else OPEN_TEMPERATURE
+        causal = a_token_at_a_time(model, examples, temperature=temperature, seed=seed)
         for level in task.shown:
             rows.append(_row(name, str(level), _of(diffusion, level), _of(causal, level)))
         rows.append(_row(name, "all", diffusion, causal))
@@ -61,6 +71,7 @@ def _row(name: str, level: str, diffusion: list[Answer], causal: list[Answer]) -
     return (
         name,
         level,
+        str(right.count),
         f"{right.share:.1%}",
         f"{right.low:.1%} to {right.high:.1%}",
         f"{steps:.1f}",
@@ -85,25 +96,34 @@ def as_text(rows: list[tuple[str, ...]]) -> str:
 CARD = Path(__file__).with_name("nano_card.md")  # a string.Template
 
 
-def card(folder: Path, table: str) -> Path:
-    """Writes `README.md` of a checkpoint from its recipe, its log and a table of held-out accuracy.
-
-    Raises:
-        LabError: the folder has no recipe or log.
-    """
+def _training_of(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(recipe, log) of a checkpoint. Raises LabError where it has none."""
     try:
         recipe = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
         log = [json.loads(line) for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise LabError(f"{folder}: no card without {RECIPE} and {LOG} of its training ({error})") from None
+    except (OSError, ValueError):
+        raise LabError(
+            f"{folder}: no card without {RECIPE} and {LOG} of its training; train-nano leaves them"
+        ) from None
+    return recipe, log
+
+
+def card(folder: Path, table: str, command: str) -> Path:
+    """Writes `README.md` of a checkpoint from its recipe, its log and a table of held-out accuracy.
+
+    Args:
+        command: what prints the table again.
+    """
+    recipe, log = _training_of(folder)
     last = log[-1]
     shown = [line for line in log if line["step"] % max(1, last["step"] // 8) < 50] or log
     curves = [f"| {line['step']} | {line['canvas_loss']:.3f} | {line['causal_loss']:.3f} |" for line in shown]
-    name = next((name for name, path in TRAINED.items() if path.resolve() == folder.resolve()), folder.name)
     text = Template(CARD.read_text(encoding="utf-8")).substitute(
-        name=name,
+        name=_name(folder),
         weights=f"{sum(p.numel() for p in load(str(folder)).parameters()):,}",
-        tasks=", ".join(TASKS),
+        command=command,
+        temperature=OPEN_TEMPERATURE,
+        tasks=", ".join(recipe["only"] or TASKS),
         steps=last["step"],
         all_steps=recipe["steps"],
         rows=recipe["rows"],
@@ -118,10 +138,20 @@ def card(folder: Path, table: str) -> Path:
     return folder / "README.md"
 
 
+def _name(folder: Path) -> str:
+    """What `load` calls the checkpoint in this folder; the folder's own name where it is none of the repository's."""
+    return next((name for name, path in TRAINED.items() if path.resolve() == folder.resolve()), folder.name)
+
+
 def test_and_tell(source: str, *, a_level: int, seed: int, tasks: Sequence[str], with_card: bool) -> None:
     """Prints the table, and writes it into the checkpoint's card where that is asked."""
+    folder = Path(TRAINED.get(source, source))
+    if with_card:
+        _training_of(folder)  # before minutes of work
+        if tasks:
+            raise LabError("test-nano: a card tells of all tasks; leave --task out")
     table = as_text(test_nano(source, a_level=a_level, seed=seed, tasks=tasks))
     print(table)
     if with_card:
-        written_to = card(Path(TRAINED.get(source, source)), table)
+        written_to = card(folder, table, f"dglab test-nano {_name(folder)} --a-level {a_level} --seed {seed}")
         print("written:", written_to.relative_to(ROOT) if written_to.is_relative_to(ROOT) else written_to)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,17 @@ class CanvasTrace:
         return np.sum(probability * gap, axis=-1)
 
     # -- on disk ---------------------------------------------------------------------------------------------
+
+    def first(self, count: int) -> CanvasTrace:
+        """The first `count` positions of the same canvas, so that padding behind an answer is not counted with it.
+
+        The stop test's `mean_entropy`, `stable` and `confident` stay those of the whole canvas.
+        """
+        cut = {
+            name: getattr(self, name)[..., :count] for name in ("current", "argmax", "sampled", "entropy", "accepted")
+        }
+        logits = None if self.logits is None else self.logits[:, :count]
+        return replace(self, **cut, output=self.output[:count], logits=logits)
 
     def digest(self) -> str:
         """SHA-256 over all arrays, logits left out: equal traces have equal digests on one machine."""

@@ -51,7 +51,7 @@ def test_the_tokenizer_takes_every_character_there_and_back():
 
 def test_an_answer_ends_at_the_first_eos():
     a, b = (VOCABULARY.index(c) for c in "ab")
-    assert answers(tokenizer(), torch.tensor([[a, EOS_ID, b], [a, b, b], [EOS_ID, a, b]])) == ["a", "abb", ""]
+    assert answers(torch.tensor([[a, EOS_ID, b], [a, b, b], [EOS_ID, a, b]])) == ["a", "abb", ""]
 
 
 def test_a_batch_answers_as_its_rows_alone_would(saved):

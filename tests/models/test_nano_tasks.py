@@ -71,11 +71,17 @@ def test_balanced_brackets_are_drawn_evenly():
 
 
 @pytest.mark.parametrize(
-    ("level", "told"), [(0, "copy: level 0"), (27, "there are 26 letters")], ids=["zero", "more than letters"]
+    ("task", "level", "told"),
+    [
+        ("copy", 0, "copy: level 0"),
+        ("shuffle", 27, "there are 26 letters"),
+        ("brackets", 7, "brackets: there is no level 7"),
+        ("say", 7, "more than 6 digits"),
+    ],
 )
-def test_an_impossible_level_is_refused(level, told):
+def test_an_impossible_level_is_refused(task, level, told):
     with pytest.raises(LabError, match=told):
-        TASKS["copy" if level == 0 else "shuffle"].example(level, 0)
+        TASKS[task].example(level, 0)
 
 
 @pytest.mark.parametrize("prompt", ["multiply 2*3=", "copy abc", "copy", ""])

@@ -15,7 +15,7 @@ from dglab_utils.models import load
 from dglab_utils.models import nano_training as training
 from dglab_utils.models.nano import BOS_ID, CANVAS, EOS_ID, NANO, PAD_ID, VOCABULARY, build_nano
 from dglab_utils.models.nano_tasks import TASKS, task_of
-from dglab_utils.models.nano_training import CYCLE, IGNORED, Recipe, batch_at, losses, train
+from dglab_utils.models.nano_training import CYCLE, IGNORED, Recipe, batch_at, held_out_examples, losses, train
 
 SMALL = Recipe(steps=6, rows=4, warmup=2, threads=1, only=("copy",))
 
@@ -157,6 +157,17 @@ def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
     steps = [json.loads(line)["step"] for line in (folder / "log.jsonl").read_text().splitlines()]
     assert steps == [2, 4, 6]
+
+
+def test_prompts_that_are_tested_are_different_where_there_are_that_many():
+    """Of one digit there is one held-out number; of two letters and more there are plenty; a length has one prompt."""
+    for task, distinct in (("say", {1: 1, 3: 20}), ("copy", {4: 20}), ("brackets", {8: 1})):
+        found = held_out_examples(20, seed="a", tasks=[task])
+        for level, count in distinct.items():
+            prompts = [e.prompt for e in found if e.level == level]
+            assert len(set(prompts)) == count
+            assert len(prompts) == (20 if task == "brackets" else count)
+    assert found == held_out_examples(20, seed="a", tasks=[task])
 
 
 def test_other_settings_do_not_resume(whole):

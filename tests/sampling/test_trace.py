@@ -170,3 +170,13 @@ def test_a_failed_save_keeps_what_was_there(trace, tmp_path):
         replace(trace, settings={"not": object()}).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["run.npz"]
+
+
+def test_the_first_positions_are_a_trace_of_their_own(trace):
+    cut = trace.first(2)
+    assert (cut.steps, cut.canvas_length, cut.row, cut.canvas) == (4, 2, 1, 2)
+    assert cut.accepted.tolist() == [[True, True], [False, True], [True, True], [True, True]]
+    assert cut.commits_per_step.tolist() == [2, 1, 2, 2]
+    assert cut.entropy.tolist() == [[0, 1], [4, 5], [8, 9], [12, 13]]
+    assert cut.output.tolist() == [5, 6] and cut.mean_entropy.tolist() == trace.mean_entropy.tolist()
+    cut._check()
