@@ -25,7 +25,7 @@ def curves(closed: tuple, opened: tuple, bounds: tuple = (0.1, 10.0), count: int
     made = Results.begin("09_quality_tradeoff", {})
     made.verdict_inputs["bounds"] = list(bounds)
     made.verdict_inputs["by_kind"] = {
-        kind: {"right": list(right), "steps": list(steps)}
+        kind: {"right": list(right), "steps": list(steps), "count": count}
         for kind, (right, steps) in (("closed", closed), ("open", opened))
     }
     return made
