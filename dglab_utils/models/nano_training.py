@@ -433,7 +433,7 @@ def _save_model(model: DiffusionGemmaForBlockDiffusion, folder: Path) -> None:
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     model.save_pretrained(fresh)
-    tokenizer().save_pretrained(fresh)
+    tokenizer.__wrapped__().save_pretrained(fresh)  # a used one would save its last padding too
     for name in (RECIPE, LOG):
         if (folder.parent / name).exists():
             shutil.copyfile(folder.parent / name, fresh / name)
