@@ -9,17 +9,20 @@ import torch
 
 from dglab_utils.errors import LabError
 from dglab_utils.measure.answers import (
+    Answer,
     a_token_at_a_time,
     aup,
     by_diffusion,
     forwards_of,
+    repeated,
     share_of,
     total_correlation,
+    variety,
     wall_time,
 )
 from dglab_utils.models import build
 from dglab_utils.models.nano import CANVAS, EOS_ID, VOCABULARY, batch_of, build_nano, tokenizer
-from dglab_utils.models.nano_tasks import TASKS, Example
+from dglab_utils.models.nano_tasks import TASKS, Example, asked_in
 from dglab_utils.sampling.hooks import without_self_conditioning
 
 
@@ -200,3 +203,42 @@ def test_no_example_is_refused(model):
 def test_a_bound_of_nothing_is_refused(model):
     with pytest.raises(LabError, match="want more than 0 nats"):
         by_diffusion(model, [TASKS["copy"].example(3, 0)], entropy_bound=0)
+
+
+# -- variety -------------------------------------------------------------------------------------------------
+
+
+def drawn(texts, prompt="brackets 8=", task="brackets"):
+    example = Example(task, 8, prompt, "")
+    return [Answer(example, text, TASKS[task].accepts(prompt, text), 2, len(text) + 1) for text in texts]
+
+
+def test_variety_counts_different_right_answers():
+    found = variety(drawn(["()()()()", "(((())))", "()()()()", "((", "))))(((("]))
+    assert (found.draws, found.distinct, found.ways) == (3, 2, 14)
+    assert found.even == pytest.approx(14 * (1 - (13 / 14) ** 3))
+
+
+def test_even_draws_of_very_many_are_all_different():
+    """26^12 palindromes: the number to expect keeps its digits."""
+    found = variety(drawn(["abba" * 6] * 200, "palindrome 24=", "palindrome"))
+    assert (found.distinct, found.draws) == (1, 200)
+    assert found.even == pytest.approx(200 - 200 * 199 / 2 / 26**12, abs=1e-9)
+
+
+def test_variety_of_nothing_right_is_none():
+    found = variety(drawn(["(", "abc"]))
+    assert (found.draws, found.distinct, found.even) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("told", [[], drawn(["()"]) + drawn(["()"], "brackets 6=")], ids=["none", "two prompts"])
+def test_variety_is_of_one_prompt(told):
+    with pytest.raises(LabError, match=f"answers to one prompt, not to {len({a.example.prompt for a in told})}"):
+        variety(told)
+
+
+def test_repeated_prompts_are_held_out_and_one_a_level():
+    found = repeated(3, seed="a", tasks=["copy", "shuffle"])
+    assert [e.level for e in found] == [level for level in TASKS["shuffle"].shown for _ in range(3)]
+    assert len({e.prompt for e in found}) == len(TASKS["shuffle"].shown)
+    assert all(TASKS["shuffle"].is_held_out(asked_in(e.prompt), e.answer) for e in found)

@@ -14,7 +14,17 @@ from dglab_utils.report.tables import hosts_table, verdict_table
 
 
 def untrained(
-    *, accepted=1.0, last=6.83, low=0.1, high=5.3, sharp=(1.0, 43.0), sharp_stopped=0, stopped=0, most=1, cap=48
+    *,
+    accepted=1.0,
+    last=6.83,
+    low=0.1,
+    high=5.3,
+    sharp=(1.0, 43.0),
+    sharp_stopped=0,
+    stopped=0,
+    most=1,
+    cap=48,
+    trained=None,
 ) -> Results:
     made = Results.begin("01_untrained_model", {})
     for eos, tokens in (("none", [5.3333] * 2), ("set", [low, high])):
@@ -34,11 +44,20 @@ def untrained(
         "sharpness": [1.0, 30.0],
         "sharp_runs_stopped": sharp_stopped,
     }
+    if trained is not None:
+        made.verdict_inputs["trained"] = {"model": "nano", "canvases": 16, "stopped": trained, "steps": 3}
     return made
 
 
 def waves(
-    *, growth_shift=0, accepted_shift=0.0, bound_steps=(18, 18, 18, 18), coupled=(27, 16), bounds=(0.1, 10.0), cap=48
+    *,
+    growth_shift=0,
+    accepted_shift=0.0,
+    bound_steps=(18, 18, 18, 18),
+    coupled=(27, 16),
+    bounds=(0.1, 10.0),
+    cap=48,
+    trained=None,
 ) -> Results:
     made = Results.begin("02_commit_waves", {})
     published = reference("first_lab")["B_commit_waves"]
@@ -50,6 +69,10 @@ def waves(
     row = {"pull": 16.0, "tight": bounds[0], "loose": bounds[1], "steps_tight": coupled[0], "steps_loose": coupled[1]}
     no_pull = {**row, "pull": 0.0, "steps_tight": 31, "steps_loose": 31}
     made.verdict_inputs = {"max_denoising_steps": cap, "steps_by_pull": [no_pull, row]}
+    if trained is not None:
+        ends = {"tight": 0.01, "loose": 10.0, "steps_tight": trained[0], "steps_loose": trained[1]}
+        unmoved = {"task": "copy", **ends, "steps_loose": trained[0]}
+        made.verdict_inputs["steps_of_trained"] = [unmoved, {"task": "sum", **ends}]
     return made
 
 
@@ -68,6 +91,9 @@ def waves(
         ("confidence-is-trained", untrained(sharp=(1.0, 10.0)), "partly"),
         ("confidence-is-trained", untrained(sharp_stopped=1), "not reproduced"),
         ("confidence-is-trained", untrained(sharp=(1.0, 1.1)), "reproduced"),
+        ("confidence-is-trained", untrained(trained=16), "partly"),
+        ("confidence-is-trained", untrained(trained=8), "not reproduced"),
+        ("confidence-is-trained", untrained(sharp_stopped=1, trained=16), "not reproduced"),
         ("growth-sets-steps", waves(), "reproduced"),
         ("growth-sets-steps", waves(growth_shift=1), "not reproduced"),
         ("bound-sets-accepted", waves(), "reproduced"),
@@ -76,6 +102,8 @@ def waves(
         ("bound-is-a-speed-knob", waves(coupled=(27, 27)), "not reproduced"),
         ("bound-is-a-speed-knob", waves(coupled=(16, 27)), "not reproduced"),
         ("bound-is-a-speed-knob", waves(bound_steps=(20, 18, 16, 14)), "reproduced"),
+        ("bound-is-a-speed-knob", waves(trained=(30.0, 9.0)), "partly"),
+        ("bound-is-a-speed-knob", waves(trained=(9.0, 9.0)), "not reproduced"),
     ],
 )
 def test_verdicts(id, results, state):

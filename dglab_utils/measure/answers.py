@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from dglab_utils.errors import LabError
 from dglab_utils.measure.timing import in_turns
 from dglab_utils.models.decoding import TokenStepper
 from dglab_utils.models.nano import CANVAS, EOS_ID, answers, batch_of, check_is_nano, tokenizer
-from dglab_utils.models.nano_tasks import LETTERS, TASKS, Example
+from dglab_utils.models.nano_tasks import LETTERS, TASKS, Example, asked_in
 from dglab_utils.sampling.noise import mixed
 from dglab_utils.sampling.observe import observe
 from dglab_utils.sampling.trace import CanvasTrace
@@ -181,6 +182,44 @@ def _written(
         written.append(stepper.step())
         ended |= written[-1] == EOS_ID
     return torch.stack(written, dim=1)
+
+
+@dataclass(frozen=True)
+class Variety:
+    """How different right answers to one prompt are.
+
+    Attributes:
+        draws: right answers.
+        distinct: different ones among them.
+        even: different ones to expect of as many even draws from all that are right.
+        ways: all that are right.
+    """
+
+    draws: int
+    distinct: int
+    even: float
+    ways: int
+
+
+def variety(told: Sequence[Answer]) -> Variety:
+    """Of repeated answers to one prompt. Raises LabError where there is none, or another prompt among them."""
+    prompts = sorted({answer.example.prompt for answer in told})
+    if len(prompts) != 1:
+        raise LabError(f"variety: want answers to one prompt, not to {len(prompts)}")
+    ways = TASKS[told[0].example.task].ways(asked_in(prompts[0]))
+    right = [answer.text for answer in told if answer.right]
+    # 1 - (1 - 1/ways)^draws, which loses its digits where there are very many ways.
+    even = ways * -math.expm1(len(right) * math.log1p(-1 / ways)) if ways > 1 else min(1.0, len(right))
+    return Variety(len(right), len(set(right)), even, ways)
+
+
+def repeated(a_level: int, *, seed: str, tasks: Sequence[str]) -> list[Example]:
+    """So many times the same held-out prompt of each level shown, of tasks with many right answers."""
+    draw, found = Random(seed), []
+    for task in (TASKS[name] for name in tasks if not TASKS[name].closed):
+        for level in task.shown:
+            found += [task.example(level, draw, held_out=True)] * a_level
+    return found
 
 
 def forwards_of(told: Iterable[Answer]) -> np.ndarray:

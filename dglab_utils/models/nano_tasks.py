@@ -27,6 +27,7 @@ seed gives the same examples on every machine.
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class Task:
         ask: generator and level to what stands between the task's name and the END.
         solve: what is asked, and a generator where there is a choice, to an answer.
         is_valid: what is asked and an answer to whether it is right.
+        ways: what is asked to how many answers are right.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Task:
     ask: Callable[[Random, int], str]
     solve: Callable[[str, Random], str]
     is_valid: Callable[[str, str], bool]
+    ways: Callable[[str], int] = lambda _: 1
 
     def example(self, level: int, seed: int | str | Random, *, held_out: bool | None = None) -> Example:
         """One example of this level.
@@ -104,7 +107,7 @@ class Task:
 
     def accepts(self, prompt: str, answer: str) -> bool:
         """Whether this is a right answer to a prompt of this task."""
-        return self.is_valid(prompt.removeprefix(f"{self.name} ").removesuffix(END), answer)
+        return self.is_valid(asked_in(prompt), answer)
 
 
 def task_called(name: str) -> Task:
@@ -120,6 +123,11 @@ def task_of(prompt: str) -> Task:
     if name not in TASKS or not prompt.endswith(END):
         raise LabError(f"prompt {prompt!r}: want '<task> <what>{END}' with a task of {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def asked_in(prompt: str) -> str:
+    """What stands between the task's name and the END. The prompt must be one of a task (`task_of`)."""
+    return prompt.partition(" ")[2].removesuffix(END)
 
 
 # -- what is asked -------------------------------------------------------------------------------------------
@@ -211,6 +219,12 @@ def _is_sum(asked: str, answer: str) -> bool:
     return left + right == total and len(told[3]) == int(asked)
 
 
+def _sums(asked: str) -> int:
+    """A total t has t + 1 ways to be parted."""
+    least, most = (10 ** (int(asked) - 1) if int(asked) > 1 else 0), 10 ** int(asked) - 1
+    return sum(range(least + 1, most + 2))
+
+
 def _balanced(asked: str, draw: Random) -> str:
     """A uniform draw, by the cycle lemma: of the rotations of n + 1 ups and n downs, one stays above zero throughout.
 
@@ -266,6 +280,7 @@ TASKS: dict[str, Task] = {
             _level,
             _palindrome,
             _is_palindrome,
+            lambda asked: len(LETTERS) ** ((int(asked) + 1) // 2),
         ),
         Task(
             "shuffle",
@@ -276,8 +291,19 @@ TASKS: dict[str, Task] = {
             _different_letters,
             _shuffled,
             lambda asked, answer: sorted(answer) == sorted(asked),
+            lambda asked: math.factorial(len(asked)),
         ),
-        Task("sum", False, tuple(range(1, 6)), (1, 2, 3, 4, 5), (6, 7), _level, _a_sum, _is_sum),
-        Task("brackets", False, _evens(8, 24), (8, 12, 16, 24), (28, 32), _level, _balanced, _is_balanced),
+        Task("sum", False, tuple(range(1, 6)), (1, 2, 3, 4, 5), (6, 7), _level, _a_sum, _is_sum, _sums),
+        Task(
+            "brackets",
+            False,
+            _evens(8, 24),
+            (8, 12, 16, 24),
+            (28, 32),
+            _level,
+            _balanced,
+            _is_balanced,
+            lambda asked: math.comb(int(asked), int(asked) // 2) // (int(asked) // 2 + 1),  # Catalan's number
+        ),
     )
 }

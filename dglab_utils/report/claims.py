@@ -133,14 +133,20 @@ def _trained_confidence(results: Results) -> Verdict:
         f"{min(accepted):.2f} to {max(accepted):.1f} accepted a step by sharpness of the same random weights; "
         f"{stopped} runs stopped before the cap"
     )
+    trained = results.verdict_inputs.get("trained")  # not in runs recorded before there was a trained model
+    if trained:
+        measured += f"; {trained['model']}, trained: {trained['stopped']} of {trained['canvases']} canvases did"
     if stopped:
         return Verdict("not reproduced", measured, "Random weights, sharpened, stop early: it took no training.")
+    if trained and trained["stopped"] <= trained["canvases"] / 2:
+        return Verdict("not reproduced", measured, "Most canvases of the trained model run to the cap too.")
     if max(accepted) > 2:
         return Verdict(
             "partly",
             measured,
             "Many tokens a step take confidence, right or wrong, and that takes no training; to stop early the canvas "
-            "must agree with itself from step to step, and that no untrained model did.",
+            "must agree with itself from step to step, and that no untrained model did"
+            + (", while the trained one does." if trained else "."),
         )
     return Verdict("reproduced", measured, "Without training neither many tokens a step nor an early stop was seen.")
 
@@ -187,6 +193,12 @@ def _speed_knob(results: Results) -> Verdict:
         f"{best['steps_tight']:g} steps at {best['tight']:g} nats, {best['steps_loose']:g} at {best['loose']:g}"
     )
     saves = best["steps_loose"] < best["steps_tight"]
+    trained = [r for r in results.verdict_inputs.get("steps_of_trained", ()) if r["tight"] < r["loose"]]
+    if trained:  # not in runs recorded before there was a trained model
+        most = max(trained, key=lambda r: r["steps_tight"] - r["steps_loose"])
+        measured += f"; trained, on {most['task']}: {most['steps_tight']:.1f} and {most['steps_loose']:.1f} steps"
+        if most["steps_loose"] >= most["steps_tight"]:
+            return Verdict("not reproduced", measured, "On the trained model no looser bound took fewer steps.")
     if flat and saves:
         return Verdict(
             "partly",

@@ -44,8 +44,10 @@ def figure(title: str, x: str, y: str, *, height: int = HEIGHT, log_x: bool = Fa
         height: px; the width is the page's.
     """
     empty = go.Figure(layout={"template": TEMPLATE, "title": {"text": title}, "height": height})
-    empty.update_xaxes(title_text=x, type="log" if log_x else "linear")
-    empty.update_yaxes(title_text=y, type="log" if log_y else "linear")
+    # 1, 2, 5: with every digit labelled, two decades overlap.
+    logarithmic, linear = {"type": "log", "dtick": "D2"}, {"type": "linear"}
+    empty.update_xaxes(title_text=x, **logarithmic if log_x else linear)
+    empty.update_yaxes(title_text=y, **logarithmic if log_y else linear)
     return empty
 
 

@@ -1,6 +1,7 @@
 """nano's tasks: what is asked, what is right, and that training and held-out examples never meet."""
 
 from collections import Counter
+from itertools import product
 from random import Random
 
 import pytest
@@ -68,6 +69,22 @@ def test_balanced_brackets_are_drawn_evenly():
     draw = Random(0)
     counts = Counter(TASKS["brackets"].solve("6", draw) for _ in range(5000))
     assert len(counts) == 5 and all(abs(n - 1000) < 4 * 28.3 for n in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("task", "asked", "characters", "length"),
+    [
+        ("palindrome", "3", "abcdefghijklmnopqrstuvwxyz", 3),
+        ("shuffle", "abcd", "abcd", 4),
+        ("sum", "1", "0123456789+=", 5),
+        ("brackets", "8", "()", 8),
+        ("sort", "cab", "abc", 3),
+    ],
+)
+def test_right_answers_are_counted(task, asked, characters, length):
+    """Every text of these characters, tried."""
+    texts = ("".join(text) for text in product(characters, repeat=length))
+    assert TASKS[task].ways(asked) == sum(TASKS[task].is_valid(asked, text) for text in texts)
 
 
 @pytest.mark.parametrize(
