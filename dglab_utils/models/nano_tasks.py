@@ -17,7 +17,7 @@
 
     palindrome           "5" -> "level"             level: letters
     shuffle              "abc" -> "cab"             level: letters given, all different
-    sum                  "3" -> "117+45=162"        level: digits of the result
+    sum                  "3" -> "117+045=162"       level: digits of the result, and of both parts
     brackets             "6" -> "(())()"            level: characters
 
 Train and held-out examples never meet: a checksum of what is asked (of the answer, where only a number is asked) puts
@@ -205,18 +205,17 @@ def _shuffled(asked: str, draw: Random) -> str:
 
 
 def _a_sum(asked: str, draw: Random) -> str:
-    total = int(_number(draw, int(asked)))
+    digits, total = int(asked), int(_number(draw, int(asked)))
     part = draw.randint(0, total)
-    return f"{part}+{total - part}={total}"
+    return f"{part:0{digits}d}+{total - part:0{digits}d}={total}"
 
 
 def _is_sum(asked: str, answer: str) -> bool:
-    number = "(0|[1-9][0-9]*)"
-    told = re.fullmatch(rf"{number}\+{number}={number}", answer)
-    if told is None:
+    told = re.fullmatch(r"([0-9]+)\+([0-9]+)=([0-9]+)", answer)
+    if told is None or {len(number) for number in told.groups()} != {int(asked)}:
         return False
     left, right, total = map(int, told.groups())
-    return left + right == total and len(told[3]) == int(asked)
+    return left + right == total and len(str(total)) == int(asked)
 
 
 def _sums(asked: str) -> int:

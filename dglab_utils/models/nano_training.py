@@ -4,13 +4,27 @@ For every example, with x the answer as a canvas of clean tokens (answer, EOS, p
 
     t ~ U(0.001, 1); every position of x is replaced with a uniformly random token with probability t
     the encoder reads the clean prompt; the decoder, which sees it through the cache, predicts x at every position
-    loss = mean cross-entropy over all positions of the canvas, not weighted by 1/t
+    loss = cross-entropy at every position of the canvas, not weighted by 1/t
          + mean cross-entropy of the encoder, as a causal language model, on the answer
     self-conditioning in two passes: the first without gradient, its logits given to the second in half of the examples
 
-Source: NVIDIA NeMo AutoModel, guide "Fine-tuning DiffusionGemma" (docs.nvidia.com/nemo/automodel). Two things differ,
-because here nothing is trained yet: the router is trained with everything else, and the padding behind the answer is
-predicted too, without which no canvas would ever become confident as a whole.
+Source: NVIDIA NeMo AutoModel, guide "Fine-tuning DiffusionGemma" (docs.nvidia.com/nemo/automodel). What differs,
+because here nothing is trained yet, because two cores are all there is, and because generate() is what comes after:
+
+- The router is trained with everything else, and so is the padding behind the answer, without which no canvas would
+  ever become confident as a whole.
+- Muon trains the matrices of attention and MLPs (K. Jordan and others, 2024; `torch.optim.Muon`), AdamW the rest. With
+  AdamW alone, copying begins to be learnt several times as late, in steps and in minutes.
+- Copying and reversing come first, other tasks when those have begun to be learnt (`STAGES`): what they teach, to look
+  up a position, takes as many examples alone as it takes among ten tasks, where few are theirs.
+- Examples of similar length share a step, and most canvases are cut behind the longest answer of their step, so that
+  few of the positions that are computed are padding. The loss of the canvas is the sum over its positions, for each
+  token of answer and EOS: the mean would count an answer for less the wider its canvas.
+- Where one answer is right, half of the examples have t = 1: that is where generate() begins, and where it ends too,
+  once a task is mastered.
+- The first pass reads a noisier canvas than the second, and its logits are divided by a temperature from 0.4 to 0.8.
+  So it is in generate(), where the conditioning comes from the step before: what was kept then is kept now, what was
+  not is drawn anew. A pass over the same canvas would have nothing to tell that the second does not see.
 
 Data and noise of step s are drawn from generators seeded with (seed, s): a run that was killed goes on with exactly
 what it would have seen. Accelerate places the model, chooses the precision and keeps the state; the rest of this
@@ -20,12 +34,15 @@ module is the recipe and its books.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -35,9 +52,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, pad
-from torch.optim import AdamW
+from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
-from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
+from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache, PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dglab_utils.errors import LabError
@@ -48,43 +65,31 @@ from dglab_utils.models.shapes import as_device
 from dglab_utils.paths import written
 
 NOISE_LEAST = 0.001  # of t
+TEMPERATURES = 0.4, 0.8  # that generate() cools through, by default
 IGNORED = -100  # label without a loss
 
-Drawn = tuple[str, float, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of batch: tasks of similar lengths, so that little of it is padding.
-
-    Attributes:
-        tasks: name, how often it is drawn beside the others, levels drawn from.
-        prompt, answer: columns that hold every prompt (with BOS) and every answer (with EOS) of these.
-        share: of `Recipe.rows`.
-    """
-
-    tasks: tuple[Drawn, ...]
-    prompt: int
-    answer: int
-    share: float = 1.0
-
-    def tasks_of(self, only: tuple[str, ...]) -> tuple[Drawn, ...]:
-        """Those of its tasks that are among `only`; all where that is empty."""
-        return tuple(drawn for drawn in self.tasks if not only or drawn[0] in only)
-
-
-def _all_levels(*tasks: tuple[str, float]) -> tuple[Drawn, ...]:
-    return tuple((name, weight, TASKS[name].levels) for name, weight in tasks)
-
-
-_ONE_CANVAS = tuple(level for level in TASKS["double"].levels if 2 * level < CANVAS)
-_TWO_CANVASES = tuple(level for level in TASKS["double"].levels if 2 * level >= CANVAS)
-LETTERS = Kind(_all_levels(("copy", 1), ("reverse", 1), ("sort", 1), ("shuffle", 1)), prompt=34, answer=25)
-NUMBERS = Kind(_all_levels(("add", 3), ("palindrome", 1), ("sum", 1), ("brackets", 1)), prompt=20, answer=25)
-LONG = Kind((*_all_levels(("say", 1)), ("double", 1, _ONE_CANVAS)), prompt=40, answer=CANVAS)
-# Half of its rows are the second canvas, with the first one read.
-ACROSS = Kind((("double", 1, _TWO_CANVASES),), prompt=53 + CANVAS, answer=CANVAS, share=0.5)
-CYCLE = (LETTERS, NUMBERS, LETTERS, NUMBERS, LONG, LETTERS, NUMBERS, ACROSS)
+# How often a task is drawn beside the others: by how much there is to learn.
+WEIGHTS = {
+    "copy": 1.0,
+    "reverse": 1.0,
+    "sort": 2.0,
+    "double": 1.0,
+    "add": 4.0,
+    "say": 2.0,
+    "palindrome": 2.0,
+    "shuffle": 3.0,
+    "sum": 3.0,
+    "brackets": 1.0,
+}
+# Share of the steps, and what they train: tasks that learn to look up a position first, then what builds on it.
+STAGES = (
+    (0.04, ("copy", "reverse")),
+    (0.08, ("copy", "reverse", "sort", "double", "palindrome", "shuffle")),
+    (1.0, tuple(WEIGHTS)),
+)
+LONGER_MORE_OFTEN = ("copy", "reverse", "sort", "say", "palindrome", "shuffle", "brackets")
+POOL = 4, 4  # a draw of examples is shared out to 16 steps: by answer into four parts, by length into four steps each
+WIDTHS = 4  # canvases are cut to multiples of this
 
 
 @dataclass(frozen=True)
@@ -93,26 +98,32 @@ class Recipe:
 
     Attributes:
         steps: optimizer steps.
-        rows: examples a step.
+        rows: examples a step, on average: steps of short ones have more, of long ones fewer.
         learning_rate: peak of AdamW's, after `warmup` steps (a tenth of `steps` at most), before a cosine down to a
             hundredth.
-        weight_decay, clip: of AdamW; norm of the gradient at most.
+        matrix_learning_rate: the same of Muon's, which has the matrices of attention and MLPs.
+        weight_decay, clip: of both; norm of the gradient at most.
         encoder_weight: of the causal loss.
-        self_conditioning: share of the examples that see their first pass.
+        self_conditioning: share of the examples that see a first pass.
+        all_noise: share of the examples with one right answer whose canvas is nothing but noise.
+        whole_canvas: share of the steps whose canvas is not cut.
         precision: "no" for float32, "bf16" or "fp16" for autocast.
         only: tasks that are trained; none means all.
         seed: of weights, data and noise.
         threads: PyTorch's on a CPU; sums change their order with it, and so do the last bits.
     """
 
-    steps: int = 8_000
-    rows: int = 32
-    learning_rate: float = 1.5e-3
+    steps: int = 12_000
+    rows: int = 48
+    learning_rate: float = 2e-3
+    matrix_learning_rate: float = 0.02
     warmup: int = 200
     weight_decay: float = 0.05
     clip: float = 1.0
     encoder_weight: float = 1.0
     self_conditioning: float = 0.5
+    all_noise: float = 0.5
+    whole_canvas: float = 0.2
     precision: str = "no"
     only: tuple[str, ...] = ()
     seed: int = 0
@@ -124,11 +135,14 @@ class Recipe:
                 f"training: steps {self.steps}, rows {self.rows}, warmup {self.warmup}, threads {self.threads}: "
                 "want at least 1, 2, 0 and 1"
             )
-        if not (0 < self.learning_rate < 1 and 0 <= self.seed < 2**31 and 0 <= self.self_conditioning <= 1):
+        if not (0 < self.learning_rate < 1 and 0 < self.matrix_learning_rate < 1 and 0 <= self.seed < 2**31):
             raise LabError(
-                f"training: learning rate {self.learning_rate}, seed {self.seed}, self-conditioning "
-                f"{self.self_conditioning}: want between 0 and 1, from 0 to 2**31, and between 0 and 1"
+                f"training: learning rate {self.learning_rate}, of matrices {self.matrix_learning_rate}, "
+                f"seed {self.seed}: want between 0 and 1 for both, and 0 to 2**31"
             )
+        for share in ("self_conditioning", "all_noise", "whole_canvas"):
+            if not 0 <= getattr(self, share) <= 1:
+                raise LabError(f"training: {share} {getattr(self, share)}: a share, want from 0 to 1")
         if self.precision not in ("no", "bf16", "fp16"):
             raise LabError(f"training: precision {self.precision!r}; want no, bf16 or fp16")
         if unknown := [name for name in self.only if name not in TASKS]:
@@ -141,22 +155,26 @@ DEMONSTRATION = Recipe(steps=250, rows=32, warmup=25, only=("copy",))
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step trains on. B rows, P columns of prompt, A of answer, a canvas of L = 64.
+    """What one step trains on. B rows, W columns that hold prompts and answers, a canvas of L positions, 64 or cut.
 
     Attributes:
-        tokens: `[B, P + A]`, the clean sequence that the encoder reads, prompts padded on the left.
-        mask: `[B, P + A]`, False on that padding.
-        labels: `[B, A]`, of the causal loss: answer and EOS, IGNORED behind.
+        tokens: `[B, W]`, the clean sequence that the encoder reads: prompt, answer, EOS, padding.
+        asked: `[B]`, how many of them are the prompt's: all that the decoder may see.
+        labels: `[B, W]`, of the causal loss, the token that comes next in answer and EOS; IGNORED elsewhere.
         canvas: `[B, L]`, clean: answer, EOS, padding.
         noised: `[B, L]`, what the decoder reads.
+        before: `[B, L]`, what its first pass reads: noisier, and other noise.
+        temperature: `[B, 1, 1]`, of the first pass.
         conditioned: `[B]`, rows that see the logits of a first pass.
     """
 
     tokens: Tensor
-    mask: Tensor
+    asked: Tensor
     labels: Tensor
     canvas: Tensor
     noised: Tensor
+    before: Tensor
+    temperature: Tensor
     conditioned: Tensor
 
     def to(self, device: torch.device) -> Batch:
@@ -167,40 +185,94 @@ class Batch:
 # -- data ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Row:
+    closed: bool
+    read: tuple[int, ...]
+    told: tuple[int, ...]  # in one canvas
+
+    def __len__(self) -> int:
+        return len(self.read) + len(self.told)
+
+
 def batch_at(recipe: Recipe, step: int) -> Batch:
     """The batch of one step, the same whenever it is asked for."""
-    kinds = [kind for kind in CYCLE if kind.tasks_of(recipe.only)]
-    kind = kinds[step % len(kinds)]
-    rows = max(1, round(kind.share * recipe.rows))
-    draw = Random(f"{recipe.seed}/{step}")
-    tokens = torch.full((rows, kind.prompt + kind.answer), PAD_ID)
-    canvas = torch.full((rows, CANVAS), PAD_ID)
-    for i in range(rows):
-        read, told = _row(draw, kind.tasks_of(recipe.only))
-        tokens[i, kind.prompt - len(read) : kind.prompt] = torch.tensor(read)
-        canvas[i, : len(told)] = torch.tensor(told)
-    tokens[:, kind.prompt :] = canvas[:, : kind.answer]
-    mask = tokens != PAD_ID
-    mask[:, kind.prompt :] = True
-    labels = tokens[:, kind.prompt :].masked_fill(tokens[:, kind.prompt :] == PAD_ID, IGNORED)
+    pool = _pool(recipe, step // math.prod(POOL))
+    rows = pool[step % len(pool)]
     noise = torch.Generator().manual_seed((recipe.seed << 32) + step)
-    t = NOISE_LEAST + (1 - NOISE_LEAST) * torch.rand(rows, 1, generator=noise)
-    replaced = torch.rand(canvas.shape, generator=noise) < t
-    random = torch.randint(NANO.vocab, canvas.shape, generator=noise)
-    conditioned = torch.rand(rows, generator=noise) < recipe.self_conditioning
-    return Batch(tokens, mask, labels, canvas, torch.where(replaced, random, canvas), conditioned)
+    whole = torch.rand((), generator=noise) < recipe.whole_canvas
+    answer = max(len(row.told) for row in rows)
+    width = CANVAS if whole else min(CANVAS, -(-(answer + 1) // WIDTHS) * WIDTHS)
+    tokens = torch.full((len(rows), max(map(len, rows))), PAD_ID)
+    labels = torch.full_like(tokens, IGNORED)
+    canvas = torch.full((len(rows), width), PAD_ID)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = torch.tensor(row.read + row.told)
+        labels[i, len(row.read) - 1 : len(row) - 1] = torch.tensor(row.told)
+        canvas[i, : len(row.told)] = torch.tensor(row.told)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=noise)
+
+    def noised(t: Tensor) -> Tensor:
+        random = torch.randint(NANO.vocab, canvas.shape, generator=noise)
+        return torch.where(draw < t, random, canvas)
+
+    t = NOISE_LEAST + (1 - NOISE_LEAST) * uniform(len(rows), 1)
+    closed = torch.tensor([row.closed for row in rows])[:, None]
+    t = torch.where(closed & (uniform(len(rows), 1) < recipe.all_noise), 1.0, t)
+    draw = uniform(len(rows), width)  # one for both: what is kept before is kept now
+    coolest, warmest = TEMPERATURES
+    return Batch(
+        tokens,
+        torch.tensor([len(row.read) for row in rows]),
+        labels,
+        canvas,
+        noised(t),
+        noised(t + (1 - t) * uniform(len(rows), 1)),
+        coolest + (warmest - coolest) * uniform(len(rows), 1, 1),
+        uniform(len(rows)) < recipe.self_conditioning,
+    )
 
 
-def _row(draw: Random, tasks: tuple[Drawn, ...]) -> tuple[list[int], list[int]]:
-    """(what is read, what is to be written in one canvas), token ids; of two canvases either."""
-    names, weights, levels = zip(*tasks, strict=True)
-    which = draw.choices(range(len(names)), weights)[0]
-    example = TASKS[names[which]].example(draw.choice(levels[which]), draw, held_out=False)
+@lru_cache(maxsize=2)
+def _pool(recipe: Recipe, which: int) -> list[list[_Row]]:
+    """The examples of some steps, a list for each: drawn together, shared out so that little of them is padding."""
+    draw = Random(f"{recipe.seed}/{which}")
+    done = which * math.prod(POOL) / recipe.steps
+    now = next(names for share, names in STAGES if done < share or share == 1)
+    names = tuple(name for name in now if name in recipe.only) or recipe.only or now
+    tasks = draw.choices(names, [WEIGHTS[name] for name in names], k=recipe.rows * math.prod(POOL))
+    by_answer, by_length = POOL
+    parts = [
+        step
+        for part in _shared_out([_row(draw, name) for name in tasks], by_answer, lambda row: len(row.told))
+        for step in _shared_out(part, by_length, len)
+    ]
+    draw.shuffle(parts)
+    return parts
+
+
+def _shared_out(rows: Sequence[_Row], count: int, key: Callable[[_Row], int]) -> list[list[_Row]]:
+    """So many parts, in the order of the key, with as many tokens each; fewer where single rows are too long."""
+    parts: list[list[_Row]] = [[] for _ in range(count)]
+    total, before = sum(map(len, rows)), 0
+    for row in sorted(rows, key=key):
+        parts[before * count // total].append(row)
+        before += len(row)
+    return [part for part in parts if part]
+
+
+def _row(draw: Random, name: str) -> _Row:
+    """An example of a task; of an answer in two canvases either."""
+    task = TASKS[name]
+    level = max(draw.choices(task.levels, k=2 if name in LONGER_MORE_OFTEN else 1))
+    example = task.example(level, draw, held_out=False)
     read = tokenizer()(example.prompt)["input_ids"]
     told = [*tokenizer()(example.answer, add_special_tokens=False)["input_ids"], EOS_ID]
     if len(told) > CANVAS and draw.random() < 0.5:
-        return read + told[:CANVAS], told[CANVAS:]
-    return read, told[:CANVAS]
+        return _Row(task.closed, (*read, *told[:CANVAS]), tuple(told[CANVAS:]))
+    return _Row(task.closed, tuple(read), tuple(told[:CANVAS]))
 
 
 # -- the loss ------------------------------------------------------------------------------------------------
@@ -209,39 +281,52 @@ def _row(draw: Random, tasks: tuple[Drawn, ...]) -> tuple[list[int], list[int]]:
 def losses(
     model: DiffusionGemmaForBlockDiffusion, batch: Batch, autocast: Callable = nullcontext
 ) -> tuple[Tensor, Tensor]:
-    """(of the canvas, of the encoder as a causal language model), two means in nats.
+    """(of the canvas, of the encoder as a causal language model), in nats for each token of answer and EOS.
 
     Each pass has an autocast of its own: within one, weights that the pass without gradient was the first to cast
     would stay without gradient in the next.
     """
-    columns = batch.tokens.shape[1] - batch.labels.shape[1]  # of the prompt
+    tokens, width = batch.tokens, batch.canvas.shape[1]
     with autocast():
-        encoder = model.model.encoder(
-            input_ids=batch.tokens,
-            attention_mask=batch.mask,
-            cache=DynamicCache(config=model.config.text_config),
-            position_ids=torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None],
-        )
-        # The hidden state of the last prompt token tells the first of the answer, and so on.
-        hidden = encoder.last_hidden_state[:, columns - 1 : -1]
+        encoder = model.model.encoder(input_ids=tokens, cache=DynamicCache(config=model.config.text_config))
         cap = model.final_logit_softcapping
-        told = cap * torch.tanh(model.lm_head(hidden).float() / cap)
-    seen = batch.mask.clone()
-    seen[:, columns:] = False  # the decoder must not see the clean answer that the encoder has read
-    asked: dict[str, Any] = {
-        "cache": encoder.cache,
-        "decoder_input_ids": batch.noised,
-        "decoder_attention_mask": pad(seen, (0, CANVAS), value=True),
-        "decoder_position_ids": torch.arange(columns, columns + CANVAS, device=batch.tokens.device)[None],
-    }
-    with torch.no_grad(), autocast():
-        first = model(**asked).logits
+        told = cap * torch.tanh(model.lm_head(encoder.last_hidden_state).float() / cap)
+    # The encoder has read the clean answer behind the prompt; the decoder stands in its place and must not see it.
+    seen = torch.arange(tokens.shape[1], device=tokens.device) < batch.asked[:, None]
+    seen = pad(seen, (0, width), value=True)
+    at = batch.asked[:, None] + torch.arange(width, device=tokens.device)
+    first = torch.zeros(*batch.canvas.shape, model.config.text_config.vocab_size, device=tokens.device)
+    if len(which := batch.conditioned.nonzero().flatten()):
+        with torch.no_grad(), autocast():
+            conditions = model(
+                cache=_rows_of(encoder.cache, which, model.config.text_config),
+                decoder_input_ids=batch.before[which],
+                decoder_attention_mask=seen[which],
+                decoder_position_ids=at[which],
+            ).logits
+        first[which] = conditions.float() / batch.temperature[which]
     with autocast():
-        logits = model(**asked, self_conditioning_logits=first, self_conditioning_mask=batch.conditioned).logits
+        logits = model(
+            cache=encoder.cache,
+            decoder_input_ids=batch.noised,
+            decoder_attention_mask=seen,
+            decoder_position_ids=at,
+            self_conditioning_logits=first,
+            self_conditioning_mask=batch.conditioned,
+        ).logits
+    answered = (batch.labels != IGNORED).sum()
     return (
-        cross_entropy(logits.flatten(0, 1), batch.canvas.flatten()),
+        cross_entropy(logits.flatten(0, 1), batch.canvas.flatten(), reduction="sum") / answered,
         cross_entropy(told.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED),
     )
+
+
+def _rows_of(cache: DynamicCache, which: Tensor, config: PreTrainedConfig) -> DynamicCache:
+    """Some rows of a cache, without gradient."""
+    part = DynamicCache(config=config)
+    for i, layer in enumerate(cache.layers):
+        part.update(layer.keys[which].detach(), layer.values[which].detach(), i)
+    return part
 
 
 def _every_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -268,7 +353,7 @@ ALL_EXPERTS_FUNCTIONS.register("every_expert", _every_expert)
 # -- training ------------------------------------------------------------------------------------------------
 
 FINAL, YOUNG = "final", "young"
-YOUNG_SHARE = 0.1  # of the steps, after which the young checkpoint is kept
+YOUNG_SHARE = 0.12  # of the steps, after which the young checkpoint is kept
 LOG, RECIPE, STATE = "log.jsonl", "recipe.json", "state"
 
 
@@ -309,12 +394,9 @@ def train(
     if accelerator.device.type == "cpu":  # the fastest there, at this size
         model.set_experts_implementation("every_expert")
         model.set_attn_implementation("eager")
-    optimizer = AdamW(_groups(model, recipe), lr=recipe.learning_rate, betas=(0.9, 0.98))
-    warmup = max(1, min(recipe.warmup, recipe.steps // 10))
-    warm = LinearLR(optimizer, start_factor=1e-2, total_iters=warmup)
-    after = CosineAnnealingLR(optimizer, max(1, recipe.steps - warmup), eta_min=recipe.learning_rate / 100)
-    scheduler = SequentialLR(optimizer, [warm, after], milestones=[warmup])
-    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    optimizers = _optimizers(model, recipe)
+    schedulers = [_schedule(optimizer, recipe) for optimizer in optimizers]
+    model, *prepared = accelerator.prepare(model, *optimizers, *schedulers)
     plain = accelerator.unwrap_model(model)
     if began_at:
         _resume(accelerator, folder)
@@ -326,14 +408,14 @@ def train(
         canvas, causal = losses(plain, batch_at(recipe, step).to(accelerator.device), accelerator.autocast)
         accelerator.backward(canvas + recipe.encoder_weight * causal)
         accelerator.clip_grad_norm_(plain.parameters(), recipe.clip)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad(set_to_none=True)
+        for part in prepared:  # optimizers, then their schedules
+            part.step()
+        plain.zero_grad(set_to_none=True)
         window.append((canvas.item(), causal.item()))
         done = step + 1
         if done % report_every == 0 or done == recipe.steps:
             means = [sum(values) / len(window) for values in zip(*window, strict=True)]
-            told = {"canvas_loss": means[0], "causal_loss": means[1], "learning_rate": scheduler.get_last_lr()[0]}
+            told = {"canvas_loss": means[0], "causal_loss": means[1], "learning_rate": prepared[-1].get_last_lr()[0]}
             line: dict[str, Any] = {"step": done, **told, "seconds": spent + time.perf_counter() - started}
             window = []
             if done % evaluate_every == 0 or done == recipe.steps:
@@ -361,13 +443,30 @@ def _accelerator(recipe: Recipe, device: str | None) -> Accelerator:
     return accelerator
 
 
-def _groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Matrices decay, scales do not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+def _optimizers(model: torch.nn.Module, recipe: Recipe) -> list[Optimizer]:
+    """Muon for the matrices of attention and MLPs; AdamW for embedding, router, experts (no matrices: 3D), scales."""
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
+    scales: list[Tensor] = []
+    for name, p in model.named_parameters():
+        kinds = matrices if p.ndim == 2 and not re.search("embed|router|vision", name) else others
+        (kinds if p.ndim > 1 else scales).append(p)
+    groups = [
+        {"params": others, "weight_decay": recipe.weight_decay},
+        {"params": scales, "weight_decay": 0.0},
     ]
+    return [
+        Muon(matrices, lr=recipe.matrix_learning_rate, weight_decay=recipe.weight_decay),
+        AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98)),
+    ]
+
+
+def _schedule(optimizer: Optimizer, recipe: Recipe) -> SequentialLR:
+    warmup = max(1, min(recipe.warmup, recipe.steps // 10))
+    peak = optimizer.param_groups[0]["lr"]
+    warm = LinearLR(optimizer, start_factor=1e-2, total_iters=warmup)
+    after = CosineAnnealingLR(optimizer, max(1, recipe.steps - warmup), eta_min=peak / 100)
+    return SequentialLR(optimizer, [warm, after], milestones=[warmup])
 
 
 def _begin(folder: Path, recipe: Recipe) -> int | None:

@@ -22,14 +22,16 @@ from dglab_utils.measure.answers import (
     a_token_at_a_time,
     by_diffusion,
     forwards_of,
+    repeated,
     share_of,
+    variety,
 )
 from dglab_utils.models.loading import TRAINED, load
 from dglab_utils.models.nano_tasks import TASKS, task_called
-from dglab_utils.models.nano_training import FINAL, LOG, RECIPE, YOUNG, Recipe, held_out_examples, train
+from dglab_utils.models.nano_training import FINAL, LOG, RECIPE, YOUNG, YOUNG_SHARE, Recipe, held_out_examples, train
 from dglab_utils.paths import ROOT, written
 
-HEADINGS = ("task", "level", "prompts", "right", "95 % interval", "steps", "one at a time")
+HEADINGS = ("task", "level", "prompts", "right", "95 % interval", "steps", "one at a time", "distinct")
 
 
 def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
@@ -42,7 +44,7 @@ def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
                 bar.set_postfix(canvas=f"{figures['canvas_loss']:.3f}", causal=f"{figures['causal_loss']:.3f}")
 
         train(folder, recipe, device=device, each_step=told)
-    print(f"trained: {folder / FINAL}; after a tenth: {folder / YOUNG}; curves: {folder / LOG}")
+    print(f"trained: {folder / FINAL}; after {YOUNG_SHARE:.0%} of it: {folder / YOUNG}; curves: {folder / LOG}")
 
 
 def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> list[tuple[str, ...]]:
@@ -55,10 +57,20 @@ def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> 
         diffusion = by_diffusion(model, examples, seed=seed)
         temperature = 0.0 if task.closed else OPEN_TEMPERATURE
         causal = a_token_at_a_time(model, examples, temperature=temperature, seed=seed)
+        same = diffusion
+        again = repeated(a_level, seed=f"test {seed}", tasks=[name])
+        if again and [e.prompt for e in again] != [e.prompt for e in examples]:
+            same = by_diffusion(model, again, seed=seed)
         for level in task.shown:
-            rows.append(_row(name, str(level), _of(diffusion, level), _of(causal, level)))
-        rows.append(_row(name, "all", diffusion, causal))
+            distinct = _distinct(_of(same, level)) if again else ""
+            rows.append((*_row(name, str(level), _of(diffusion, level), _of(causal, level)), distinct))
+        rows.append((*_row(name, "all", diffusion, causal), ""))
     return rows
+
+
+def _distinct(told: list[Answer]) -> str:
+    found = variety(told)
+    return f"{found.distinct} of {found.draws} (even draws: {found.even:.0f})"
 
 
 def _of(told: list[Answer], level: int) -> list[Answer]:

@@ -27,7 +27,7 @@ from dglab_utils.models.nano_tasks import ALPHABET, TASKS, task_of
         ("say 120000=", ["one hundred twenty thousand"], ["one hundred thousand twenty"]),
         ("palindrome 5=", ["level", "aaaaa"], ["levels", "abcde", "12321", "leve"]),
         ("shuffle abc=", ["bca", "abc"], ["abb", "ab", "abcd"]),
-        ("sum 2=", ["7+35=42", "0+10=10"], ["7+35=43", "07+35=42", "40+60=100", "7+35=42=42", "+42=42"]),
+        ("sum 2=", ["07+35=42", "00+10=10"], ["07+35=43", "7+35=42", "40+60=100", "07+35=42=42", "+42=42", "03+04=07"]),
         ("brackets 4=", ["()()", "(())"], ["())(", "()", "(((("]),
     ],
 )

@@ -1,6 +1,7 @@
 """Training nano: what a step sees, what it computes, and that a killed run goes on to the same weights."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -15,8 +16,18 @@ from dglab_utils.models import load
 from dglab_utils.models import nano_training as training
 from dglab_utils.models.nano import BOS_ID, CANVAS, EOS_ID, NANO, PAD_ID, VOCABULARY, build_nano
 from dglab_utils.models.nano_tasks import TASKS, task_of
-from dglab_utils.models.nano_training import CYCLE, IGNORED, Recipe, batch_at, held_out_examples, losses, train
+from dglab_utils.models.nano_training import (
+    IGNORED,
+    POOL,
+    WIDTHS,
+    Recipe,
+    batch_at,
+    held_out_examples,
+    losses,
+    train,
+)
 
+LATE = 320 * math.prod(POOL)  # a step of the last stage, at the begin of a pool
 SMALL = Recipe(steps=6, rows=4, warmup=2, threads=1, only=("copy",))
 
 
@@ -24,19 +35,18 @@ def text(tokens):
     return "".join(VOCABULARY[token] for token in tokens.tolist() if token not in (PAD_ID, BOS_ID))
 
 
-@pytest.mark.parametrize("step", range(len(CYCLE)))
-def test_a_batch_is_training_examples_noised(step):
-    """Prompt and answer belong together, no example is held out, and the noise replaces about half of the canvas."""
-    kind = CYCLE[step]
-    batch = batch_at(Recipe(rows=32), step)
-    replaced = (batch.noised != batch.canvas).float().mean()
-    assert 0.35 < replaced < 0.65  # mean of t, less what a draw left as it was
-    assert torch.equal(batch.tokens[:, kind.prompt :], batch.canvas[:, : kind.answer])
-    assert torch.equal(batch.labels.masked_fill(batch.labels == IGNORED, PAD_ID), batch.tokens[:, kind.prompt :])
-    for tokens, mask, canvas in zip(batch.tokens, batch.mask, batch.canvas, strict=True):
-        assert mask.tolist() == [t != PAD_ID for t in tokens[: kind.prompt].tolist()] + [True] * kind.answer
-        prompt, end, first = text(tokens[: kind.prompt]).partition("=")
-        answer = first + text(canvas)
+@pytest.mark.parametrize("step", range(math.prod(POOL)))
+def test_a_batch_is_training_examples(step):
+    """Prompt and answer belong together, no example is held out, and the canvas holds answer, EOS and padding."""
+    batch = batch_at(Recipe(rows=32), LATE + step)
+    for tokens, asked, labels, canvas in zip(batch.tokens, batch.asked, batch.labels, batch.canvas, strict=True):
+        told = labels[labels != IGNORED]
+        assert torch.equal(labels[asked - 1 : asked - 1 + len(told)], told)
+        assert torch.equal(tokens[asked : asked + len(told)], told) and not tokens[asked + len(told) :].any()
+        assert torch.equal(canvas[: len(told)], told) and not canvas[len(told) :].any()
+        assert tokens[0] == BOS_ID
+        prompt, end, first = text(tokens[:asked]).partition("=")
+        answer = first + text(told)
         if "<eos>" in answer:
             answer = answer.removesuffix("<eos>")
             assert task_of(prompt + end).accepts(prompt + end, answer)
@@ -45,9 +55,68 @@ def test_a_batch_is_training_examples_noised(step):
         assert not TASKS[prompt.split()[0]].is_held_out(prompt.split()[1], answer)
 
 
+def test_steps_of_a_pool_share_its_examples_by_length():
+    """As many tokens a step, every task drawn, little padding, and canvases cut to what the answers need."""
+    recipe = Recipe(rows=64, whole_canvas=0.0)
+    batches = [batch_at(recipe, LATE + step) for step in range(math.prod(POOL))]
+    assert sum(len(b.tokens) for b in batches) == 64 * math.prod(POOL)
+    tokens = [(b.tokens != PAD_ID).sum().item() for b in batches]
+    assert max(tokens) < 1.4 * min(tokens)
+    assert {text(row).split()[0] for b in batches for row in b.tokens} == set(TASKS)
+    assert sum(tokens) > 0.65 * sum(b.tokens.numel() for b in batches)
+    for b in batches:
+        width, longest = b.canvas.shape[1], (b.labels != IGNORED).sum(1).max().item()
+        assert width == CANVAS or (longest < width <= longest + WIDTHS and width % WIDTHS == 0)
+    assert min(b.canvas.shape[1] for b in batches) < CANVAS / 2
+    assert all(batch_at(Recipe(rows=8, whole_canvas=1.0), step).canvas.shape[1] == CANVAS for step in range(4))
+
+
+def test_tasks_come_in_stages():
+    """In the first steps two, in the last all; where only some are trained, those from the first."""
+
+    def tasks_at(recipe, share):
+        pool = int(share * recipe.steps) // math.prod(POOL) * math.prod(POOL)
+        return {text(row).split()[0] for i in range(math.prod(POOL)) for row in batch_at(recipe, pool + i).tokens}
+
+    recipe = Recipe()
+    assert tasks_at(recipe, 0.0) == tasks_at(recipe, 0.035) == {"copy", "reverse"}
+    assert tasks_at(recipe, 0.05) == {"copy", "reverse", "sort", "double", "palindrome", "shuffle"}
+    assert tasks_at(recipe, 0.09) == tasks_at(recipe, 0.99) == set(TASKS)
+    assert tasks_at(replace(recipe, only=("add",)), 0.0) == {"add"}
+    assert tasks_at(replace(recipe, only=("add", "copy")), 0.0) == {"copy"}
+
+
+def test_the_noise_is_that_of_the_recipe():
+    """A share t of the canvas; all of it in half of the closed examples; in the pass before, more and drawn anew."""
+    batches = [batch_at(Recipe(rows=64), LATE + step) for step in range(40)]
+    shares = {True: [], False: []}
+    kept_now, kept_before, same_noise = 0, 0, []
+    for b in batches:
+        for row in range(len(b.canvas)):
+            now, before = b.noised[row] == b.canvas[row], b.before[row] == b.canvas[row]
+            task = task_of(text(b.tokens[row]).partition("=")[0] + "=")
+            shares[task.closed].append(1 - now.float().mean().item())
+            kept_now, kept_before = kept_now + now.sum(), kept_before + before.sum()
+            same_noise.append((b.noised[row] == b.before[row])[~now & ~before].float().mean())
+    chance = 1 / NANO.vocab  # that a draw leaves a token as it was
+    assert sum(shares[False]) / len(shares[False]) == pytest.approx(0.5 * (1 - chance), abs=0.04)
+    assert sum(shares[True]) / len(shares[True]) == pytest.approx(0.75 * (1 - chance), abs=0.04)
+    assert kept_before < kept_now
+    assert torch.stack(same_noise).nanmean() == pytest.approx(chance, abs=0.01)
+    temperatures = torch.cat([b.temperature.flatten() for b in batches])
+    assert 0.4 <= temperatures.min() < 0.45 and 0.75 < temperatures.max() <= 0.8
+
+
+def test_what_the_second_pass_keeps_is_not_drawn_anew():
+    """Tokens of the answer that the first pass reads are read by the second, save where chance put them there."""
+    batch = batch_at(Recipe(rows=256), LATE + 3)
+    before, now = batch.before == batch.canvas, batch.noised == batch.canvas
+    assert (before & ~now).float().mean() < 0.03 < (now & ~before).float().mean()
+
+
 def test_a_step_is_the_same_whenever_it_is_asked_for():
     first, again, other = (batch_at(Recipe(seed=s), 5) for s in (0, 0, 1))
-    assert all(torch.equal(getattr(first, n), getattr(again, n)) for n in ("tokens", "noised", "conditioned"))
+    assert all(torch.equal(getattr(first, n), getattr(again, n)) for n in ("tokens", "noised", "before", "conditioned"))
     assert not torch.equal(first.noised, other.noised)
 
 
@@ -56,6 +125,38 @@ def model():
     built = build_nano().train()
     built.set_experts_implementation("every_expert")
     return built
+
+
+def test_the_losses_are_those_of_single_rows(model):
+    """Each row alone, as generate() lays it out: no padding, the prompt read, then the canvas; and token by token."""
+    batch = batch_at(SMALL, 0)
+    batch = replace(batch, conditioned=torch.zeros_like(batch.conditioned))
+    canvas, causal, answered = 0.0, 0.0, 0
+    with torch.no_grad():
+        for row, asked in enumerate(batch.asked.tolist()):
+            prompt = batch.tokens[row : row + 1, :asked]
+            cache = model.model.encoder(input_ids=prompt).cache
+            logits = model(cache=cache, decoder_input_ids=batch.noised[row : row + 1]).logits
+            canvas -= logits.log_softmax(-1).gather(-1, batch.canvas[row, :, None][None]).sum()
+            for at in range(asked, (batch.labels[row] != IGNORED).sum() + asked):
+                hidden = model.model.encoder(input_ids=batch.tokens[row : row + 1, :at]).last_hidden_state[0, -1]
+                told = 30 * torch.tanh(model.lm_head(hidden) / 30)
+                causal -= told.log_softmax(-1)[batch.tokens[row, at]]
+                answered += 1
+        ours = losses(model, batch)
+    torch.testing.assert_close(ours[0], canvas / answered, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours[1], causal / answered, atol=1e-4, rtol=1e-4)
+
+
+def test_the_first_pass_conditions_the_rows_that_are_meant(model):
+    """Another noise before moves the loss where it is seen, and nowhere else."""
+    batch = batch_at(replace(SMALL, self_conditioning=1.0), 0)
+    other = replace(batch, before=torch.randint_like(batch.before, NANO.vocab))
+    none = torch.zeros_like(batch.conditioned)
+    with torch.no_grad():
+        assert not torch.equal(losses(model, batch)[0], losses(model, other)[0])
+        blind = [losses(model, replace(b, conditioned=none))[0] for b in (batch, other)]
+    assert torch.equal(*blind)
 
 
 def test_every_expert_is_the_official_sum(model):
@@ -83,31 +184,26 @@ def test_everything_but_the_eyes_is_trained(model, precision):
 
 
 def test_the_decoder_does_not_see_the_answer(model):
-    """Another clean answer in the encoder's columns moves the causal loss, and not the canvas's."""
+    """Another clean answer behind the prompt moves the causal loss, and not the canvas's."""
     batch = batch_at(SMALL, 0)
-    columns = batch.tokens.shape[1] - batch.labels.shape[1]
-    other = batch.tokens.clone()
-    other[:, columns:] = torch.randint(3, NANO.vocab, other[:, columns:].shape)
+    behind = torch.arange(batch.tokens.shape[1]) >= batch.asked[:, None]
+    other = torch.where(behind, torch.randint(3, NANO.vocab, batch.tokens.shape), batch.tokens)
     with torch.no_grad():
         told, untold = losses(model, batch), losses(model, replace(batch, tokens=other))
     torch.testing.assert_close(told[0], untold[0])
     assert (told[1] - untold[1]).abs() > 1e-3
 
 
-def test_the_causal_loss_is_that_of_the_next_token(model):
-    """Against the encoder read a column at a time."""
-    batch = batch_at(SMALL, 0)
-    columns = batch.tokens.shape[1] - batch.labels.shape[1]
-    with torch.no_grad():
-        hidden = model.model.encoder(input_ids=batch.tokens, attention_mask=batch.mask).last_hidden_state
-        logits = 30 * torch.tanh(model.lm_head(hidden) / 30)
-        told = [
-            -logits[row, at - 1].log_softmax(-1)[batch.tokens[row, at]]
-            for row in range(len(batch.tokens))
-            for at in range(columns, batch.tokens.shape[1])
-            if batch.tokens[row, at] != PAD_ID
-        ]
-        torch.testing.assert_close(losses(model, batch)[1], torch.stack(told).mean(), atol=1e-4, rtol=1e-4)
+def test_every_weight_has_one_optimizer(model):
+    """Muon the matrices that are multiplied with, AdamW all else, scales without decay."""
+    muon, adam = training._optimizers(model, Recipe())
+    held = [p for optimizer in (muon, adam) for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
+    names = {id(p): name for name, p in model.named_parameters()}
+    matrices = {names[id(p)] for p in muon.param_groups[0]["params"]}
+    assert [name for name in matrices if name.endswith("layers.0.self_attn.q_proj.weight")]
+    assert not [name for name in matrices if "embed" in name or "router" in name or "experts" in name]
+    assert all(p.ndim <= 1 for p in adam.param_groups[1]["params"]) and adam.param_groups[1]["weight_decay"] == 0
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
@@ -172,7 +268,7 @@ def test_prompts_that_are_tested_are_different_where_there_are_that_many():
 
 def test_other_settings_do_not_resume(whole):
     before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
-    with pytest.raises(LabError, match=r"holds a run of another recipe: learning_rate is 0\.0015 there, 0\.001 asked"):
+    with pytest.raises(LabError, match=r"holds a run of another recipe: learning_rate is 0\.002 there, 0\.001 asked"):
         train(whole, replace(SMALL, learning_rate=1e-3), device="cpu")
     assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
 
@@ -203,6 +299,7 @@ def test_a_damaged_state_is_named(whole, tmp_path):
         ({"rows": 1}, "rows 1"),
         ({"precision": "int8"}, "precision 'int8'"),
         ({"only": ("multiply",)}, "no task 'multiply'"),
+        ({"all_noise": 1.5}, "all_noise 1.5"),
     ],
 )
 def test_an_impossible_recipe_is_refused(asked, told):
