@@ -171,7 +171,7 @@ def test_every_expert_is_the_official_sum(model):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     for name, p in model.named_parameters():
         if p.grad is not None:
-            torch.testing.assert_close(gradients[name], p.grad, atol=1e-5, rtol=1e-3)
+            torch.testing.assert_close(gradients[name], p.grad, atol=5e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
