@@ -357,6 +357,11 @@ YOUNG_SHARE = 0.12  # of the steps, after which the young checkpoint is kept
 LOG, RECIPE, STATE = "log.jsonl", "recipe.json", "state"
 
 
+def young_at(steps: int) -> int:
+    """The step after which the young checkpoint of so many steps is kept."""
+    return max(1, round(YOUNG_SHARE * steps))
+
+
 def train(
     folder: Path,
     recipe: Recipe,
@@ -423,7 +428,7 @@ def train(
                     plain, held_out_examples(4, seed=f"while training {recipe.seed}", tasks=recipe.only or tuple(TASKS))
                 )
             _append(folder / LOG, line)
-        if done == max(1, round(YOUNG_SHARE * recipe.steps)):
+        if done == young_at(recipe.steps):
             _save_model(plain, folder / YOUNG)
         if done % checkpoint_every == 0 or done == recipe.steps:
             _save_state(accelerator, folder, done)

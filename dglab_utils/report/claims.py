@@ -353,10 +353,66 @@ def _bound_without_loss(results: Results) -> Verdict:
     return Verdict("not reproduced", measured, "No bound saved half of the steps without loss.")
 
 
+# -- batches ---------------------------------------------------------------------------------------------------
+
+
+def _half_precision(results: Results) -> list[dict]:
+    runs = [run for run in results.verdict_input("runs") if run["dtype"] in ("bfloat16", "float16")]
+    if not runs:
+        raise LabError("this run computed in float32 only; the report is about bfloat16")
+    return runs
+
+
+def _batch_changes_text(results: Results) -> Verdict:
+    runs = [run for run in _half_precision(results) if run["prompts"]]
+    if not runs:
+        raise LabError("this run compared no whole generations in bfloat16")
+    told = [
+        f"{r['model']}, {r['dtype']}: {r['text']} of {r['prompts']} texts, {r['stop']} of {r['prompts']} stops, "
+        f"{r['any']} of {r['prompts']} with some number that differs"
+        for r in runs
+    ]
+    measured = "; ".join(told)
+    if any(run["text"] >= run["prompts"] / 2 for run in runs):
+        return Verdict("reproduced", measured, "Most texts depend on the rows beside them, here too.")
+    if any(run["text"] for run in runs):
+        return Verdict("partly", measured, "Some texts depend on the rows beside them.")
+    if any(run["any"] for run in runs):
+        return Verdict("partly", measured, "Numbers depend on the rows beside them; no text was seen to change.")
+    return Verdict("not reproduced", measured, "On this device every row had the values of its single run.")
+
+
+def _router_first(results: Results) -> Verdict:
+    firsts = {(r["model"], r["dtype"]): r["first"] for r in results.verdict_input("runs") if r["first"]}
+    if not firsts:
+        raise LabError("nothing differed in this run; where it would begin is not known")
+    measured = "; ".join(f"{model}, {dtype}: {first}" for (model, dtype), first in firsts.items())
+    router = ["router" in first for first in firsts.values()]
+    if all(router):
+        return Verdict("reproduced", measured, "The router's projection is the first to differ here too.")
+    if any(router):
+        return Verdict("partly", measured, "The router's projection is the first to differ in some of the runs.")
+    return Verdict("not reproduced", measured, "Here it begins elsewhere; where it does is a matter of the kernels.")
+
+
+def _two_parts_suffice(results: Results) -> Verdict:
+    runs = [run for run in _half_precision(results) if run["any"] and run["report_fix"] is not None]
+    if not runs:
+        raise LabError("nothing differed in bfloat16 in this run, so there was nothing to undo")
+    enough = {f"{r['model']}, {r['dtype']}": r["report_fix"] for r in runs}
+    measured = "; ".join(f"{name}: {'enough' if yes else 'not enough'}" for name, yes in enough.items())
+    if all(enough.values()):
+        return Verdict("reproduced", measured, "Router and self-conditioning row by row are enough here too.")
+    if any(enough.values()):
+        return Verdict("partly", measured, "They are enough for one of the models.")
+    return Verdict("not reproduced", measured, "Other operations differ here; the page tells which parts are enough.")
+
+
 _A = "First lab, experiment A"
 _B = "First lab, experiment B"
 _C = "First lab, experiment C"
 _D = "First lab, experiment D"
+_R = "Report to Transformers, 2026-10-22"
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "untrained-never-stops",
@@ -461,6 +517,30 @@ CLAIMS: tuple[Claim, ...] = (
         "2 to 3 times",
         "09_quality_tradeoff",
         _bound_without_loss,
+    ),
+    Claim(
+        "batch-changes-text",
+        "The same request, copied to four rows, mostly gets other texts and other stopping positions than alone.",
+        _R,
+        "22 of 24 texts, 19 of 24 stopping positions; bfloat16, H100",
+        "07_batch_reproducibility",
+        _batch_changes_text,
+    ),
+    Claim(
+        "router-differs-first",
+        "The first value that depends on the batch is the router's projection.",
+        _R,
+        "the router on an H100; attention on an A100",
+        "07_batch_reproducibility",
+        _router_first,
+    ),
+    Claim(
+        "two-parts-row-by-row",
+        "Computing the router and the self-conditioning product row by row makes all rows equal their single runs.",
+        _R,
+        "4 of 4 rows over 293 denoising steps, H100",
+        "07_batch_reproducibility",
+        _two_parts_suffice,
     ),
     Claim(
         "up-to-four-times",

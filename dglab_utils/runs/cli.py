@@ -1,6 +1,7 @@
-"""The `dglab` command: list, run, book, lab, train-nano, test-nano. `__main__.py` starts it and answers Ctrl-C.
+"""The `dglab` command: list, run, book, lab, train-nano, test-nano, check. `__main__.py` starts it and answers Ctrl-C.
 
-Exit status: 0 done, 1 a notebook failed or the book was refused, 2 bad input (nothing was run), 130 on Ctrl-C.
+Exit status: 0 done, 1 a notebook failed, the book was refused or a check found a difference, 2 bad input (nothing was
+run), 130 on Ctrl-C.
 Everything slow (papermill, Sphinx) is imported by the command that needs it, after its arguments were checked.
 """
 
@@ -141,6 +142,23 @@ def test_nano(options: argparse.Namespace) -> int:
     return 0
 
 
+def check(options: argparse.Namespace) -> int:
+    """`dglab check`: whether a request's text depends on its batch."""
+    both = {name: getattr(options, name) for name in ("prompts", "seed", "to_json", "to_html")}
+    if options.server:
+        from dglab_utils.runs.check_server import check_server_and_tell
+
+        of_server = ("waves", "max_tokens", "timeout", "most_requests")
+        asked = {name: getattr(options, name) for name in of_server}
+        return check_server_and_tell(options.server, model=options.model, **asked, **both)
+    if options.model is None:
+        raise LabError("check: name a model, or give --server URL")
+    from dglab_utils.runs.check import check_and_tell
+
+    names = ("batch", "count", "device", "dtype", "steps", "fix")
+    return check_and_tell(options.model, **{name: getattr(options, name) for name in names}, **both)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dglab", description="Runs the lab's notebooks and builds its book.")
     parser.add_argument("--version", action="version", version=f"dglab {__version__}")
@@ -216,6 +234,35 @@ def _parser() -> argparse.ArgumentParser:
     testing.add_argument("--card", action="store_true", help="write the table into the checkpoint's README.md")
     testing.add_argument("--task", action="append", default=[], metavar="T", help="only this one; may be repeated")
     testing.set_defaults(command=test_nano)
+
+    checking = commands.add_parser(
+        "check",
+        help="does a request's text depend on who shares its batch?",
+        epilog="Exit status: 0 it does not, 1 it does (or numbers behind it do), 2 could not be found out.",
+    )
+    checking.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a folder, a Hub id, nano, or a toy; with --server, its name there"
+    )
+    checking.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line")
+    checking.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and noise (default: 0)")
+    checking.add_argument("--json", dest="to_json", type=Path, metavar="FILE", help="write everything there too")
+    checking.add_argument("--html", dest="to_html", type=Path, metavar="FILE", help="write the page there too")
+    here = checking.add_argument_group("a model on this machine")
+    here.add_argument("--batch", type=int, default=4, metavar="N", help="rows of the batch (default: 4)")
+    here.add_argument("--count", type=int, default=4, metavar="N", help="random prompts without FILE (default: 4)")
+    here.add_argument("--steps", type=int, metavar="N", help="cap on denoising steps, or new tokens of a causal model")
+    here.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or mps (default: cpu)")
+    here.add_argument("--dtype", default="float32", metavar="T", help="of the weights (default: float32)")
+    here.add_argument("--no-fix", dest="fix", action="store_false", help="do not look for what helps")
+    there = checking.add_argument_group("a running server with OpenAI's API")
+    there.add_argument("--server", metavar="URL", help="such as http://127.0.0.1:8000/v1")
+    there.add_argument(
+        "--waves", type=int, nargs="+", default=[2, 4, 8], metavar="N", help="requests at once (default: 2 4 8)"
+    )
+    there.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: 64)")
+    there.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for a request (default: 60)")
+    there.add_argument("--most-requests", type=int, default=1000, metavar="N", help="refuse more (default: 1000)")
+    checking.set_defaults(command=check)
 
     lab = commands.add_parser(
         "lab",

@@ -28,7 +28,17 @@ from dglab_utils.measure.answers import (
 )
 from dglab_utils.models.loading import TRAINED, load
 from dglab_utils.models.nano_tasks import TASKS, task_called
-from dglab_utils.models.nano_training import FINAL, LOG, RECIPE, YOUNG, YOUNG_SHARE, Recipe, held_out_examples, train
+from dglab_utils.models.nano_training import (
+    FINAL,
+    LOG,
+    RECIPE,
+    YOUNG,
+    YOUNG_SHARE,
+    Recipe,
+    held_out_examples,
+    train,
+    young_at,
+)
 from dglab_utils.paths import ROOT, written
 
 HEADINGS = ("task", "level", "prompts", "right", "95 % interval", "steps", "one at a time", "distinct")
@@ -136,7 +146,8 @@ def card(folder: Path, table: str, command: str) -> Path:
         command=command,
         temperature=OPEN_TEMPERATURE,
         tasks=", ".join(recipe["only"] or TASKS),
-        steps=last["step"],
+        # The log has a line every so many steps, and the young checkpoint may lie between two.
+        steps=recipe["steps"] if last["step"] == recipe["steps"] else young_at(recipe["steps"]),
         all_steps=recipe["steps"],
         rows=recipe["rows"],
         minutes=round(last["seconds"] / 60),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,23 @@ def mixed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
+_drawing = ContextVar("drawing", default=False)
+
+
+def drawing() -> bool:
+    """Whether noise is being drawn row by row right now: operations that a batch has more of, on purpose."""
+    return _drawing.get()
+
+
+@contextmanager
+def _draws() -> Iterator[None]:
+    token = _drawing.set(True)
+    try:
+        yield
+    finally:
+        _drawing.reset(token)
+
+
 class RowNoiseSampler(EntropyBoundSampler):
     """The official sampler, drawing row i's canvas and candidates from a generator seeded with `row_seeds[i]`."""
 
@@ -53,11 +71,12 @@ class RowNoiseSampler(EntropyBoundSampler):
         """`[B, L]` uniform tokens, each row from its own generator."""
         if batch_size != len(self.row_seeds):
             raise LabError(f"row_seeds: {len(self.row_seeds)} seeds for a batch of {batch_size} rows; give one a row")
-        drawn = [
-            torch.randint(0, self.vocab_size, (self.canvas_length,), generator=g, device=device)
-            for g in self.generators
-        ]
-        return torch.stack(drawn)
+        with _draws():
+            drawn = [
+                torch.randint(0, self.vocab_size, (self.canvas_length,), generator=g, device=device)
+                for g in self.generators
+            ]
+            return torch.stack(drawn)
 
     def accept_canvas(
         self,
@@ -67,11 +86,13 @@ class RowNoiseSampler(EntropyBoundSampler):
         cur_step: int | torch.Tensor,
     ) -> torch.Tensor:
         """`[B, L]` as the official method gives it, for candidates drawn here instead of `denoiser_canvas`."""
-        drawn = [
-            torch.multinomial(torch.softmax(row, dim=-1, dtype=torch.float32), 1, generator=g).squeeze(-1)
-            for row, g in zip(logits, self.generators, strict=True)
-        ]
-        return super().accept_canvas(current_canvas, torch.stack(drawn), logits, cur_step)
+        with _draws():
+            drawn = [
+                torch.multinomial(torch.softmax(row, dim=-1, dtype=torch.float32), 1, generator=g).squeeze(-1)
+                for row, g in zip(logits, self.generators, strict=True)
+            ]
+            candidates = torch.stack(drawn)
+        return super().accept_canvas(current_canvas, candidates, logits, cur_step)
 
 
 @contextmanager

@@ -1,0 +1,242 @@
+"""What makes the rows of a batch independent of each other on this device, and what that costs.
+
+    fix = minimal_fix(model, prompts[:1], batch=4)    # settings that are enough for one request, cheapest first
+    confirmed(model, fix, prompts, batch=4)           # the cheapest that is enough for all, to the end
+
+Two kinds of remedy: switches that Transformers and PyTorch have already, and parts of the model computed row by row
+(`measure.rowwise`). Whether one is enough is asked of `measure.invariance`, by running it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dglab_utils.errors import LabError
+from dglab_utils.measure.invariance import Placement, capped, check_batch, compared, generate_pinned, run_rows
+from dglab_utils.measure.rowwise import ALL, parts_of, row_wise
+from dglab_utils.measure.timing import in_turns
+from dglab_utils.sampling.noise import mixed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to run a model.
+
+    Attributes:
+        parts: computed row by row.
+        experts, attention: implementation that Transformers is told to use; None leaves its own.
+        deterministic: `torch.use_deterministic_algorithms`.
+        plain_kernels: PyTorch's own kernels on a CPU, not oneDNN's.
+    """
+
+    parts: tuple[str, ...] = ()
+    experts: str | None = None
+    attention: str | None = None
+    deterministic: bool = False
+    plain_kernels: bool = False
+
+    def __str__(self) -> str:
+        told = [f"{part} row by row" for part in self.parts]
+        told += [f"experts: {self.experts}"] if self.experts else []
+        told += [f"attention: {self.attention}"] if self.attention else []
+        told += ["deterministic algorithms"] if self.deterministic else []
+        told += ["without oneDNN"] if self.plain_kernels else []
+        return ", ".join(told) or "plain batch"
+
+    @contextmanager
+    def on(self, model: PreTrainedModel) -> Iterator[None]:
+        """Inside, the model runs this way; after, as before."""
+        experts = getattr(model.config, "_experts_implementation", None)  # models without experts have none
+        attention = model.config._attn_implementation
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        with ExitStack() as stack:
+            if self.experts:
+                model.set_experts_implementation(self.experts)
+                stack.callback(model.set_experts_implementation, experts)
+            if self.attention:
+                model.set_attn_implementation(self.attention)
+                stack.callback(model.set_attn_implementation, attention)
+            if self.deterministic:
+                torch.use_deterministic_algorithms(True, warn_only=True)
+                stack.callback(torch.use_deterministic_algorithms, deterministic)
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False) if self.plain_kernels else nullcontext())
+            stack.enter_context(row_wise(model, self.parts) if self.parts else nullcontext())
+            yield
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What `minimal_fix` found.
+
+    Attributes:
+        ways: settings that make every row equal its single run, here, and need all that they have; cheapest first.
+        times: seconds of the same work, `[rounds]` each, by name: of the ways, the plain batch, and ONE_BY_ONE.
+        tried: every setting tried: whether it was enough; None where this device or model cannot run it.
+    """
+
+    ways: tuple[Setting, ...]
+    times: dict[str, np.ndarray]
+    tried: dict[Setting, bool | None]
+
+    def over_plain(self, way: str) -> float:
+        """Median time of a way, by its name, over that of the plain batch."""
+        return float(np.median(self.times[way]) / np.median(self.times[str(Setting())]))
+
+
+def holds(
+    model: PreTrainedModel, setting: Setting, prompts: Tensor, *, batch: int = 4, seed: int = 0, **settings: Any
+) -> bool:
+    """Whether, run this way, every row of copies of every prompt has the values of its single run, at every step.
+
+    The single run is run this way too: a switch may change the values, as long as it changes them for all.
+    """
+    check_batch(prompts, batch)
+    with setting.on(model):
+        for i in range(len(prompts)):
+            alone = run_rows(model, prompts[i : i + 1], [mixed(seed, i)], **settings)[0]
+            rows = run_rows(model, prompts[i : i + 1].repeat(batch, 1), [mixed(seed, i)] * batch, **settings)
+            for row, run in enumerate(rows):
+                found = compared(i, Placement(batch, row, False), alone, run)
+                if found.first or not (found.same_text and found.same_stop):
+                    return False
+    return True
+
+
+def switches(model: PreTrainedModel) -> list[Setting]:
+    """The plain batch, and each switch of Transformers or PyTorch that may make rows independent on this device."""
+    experts = getattr(model.config, "_experts_implementation", None)
+    told = [Setting()]
+    if "experts" in parts_of(model):
+        told += [Setting(experts=name) for name in ("eager", "grouped_mm", "batched_mm") if name != experts]
+    told += [Setting(attention=name) for name in ("eager", "sdpa") if name != model.config._attn_implementation]
+    told += [Setting(plain_kernels=True)] if model.device.type == "cpu" else []
+    return [*told, Setting(deterministic=True)]
+
+
+# What a switch raises that a device, a dtype or a model does not know.
+_CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, AttributeError)
+
+
+def minimal_fix(
+    model: PreTrainedModel,
+    prompts: Tensor,
+    *,
+    batch: int = 4,
+    seed: int = 0,
+    steps: int = 2,
+    rounds: int = 5,
+    each: Callable[[Setting, bool | None], object] = lambda *_: None,
+    **settings: Any,
+) -> Fix:
+    """The cheapest ways to run a batch on this device in which every row equals its single run.
+
+    Parts computed row by row are tried first: all of them, then one after the other is left out where the rest is
+    enough. Then each switch, by itself and with fewer of those parts. What is enough is timed in turns. "All" parts row
+    by row are always among it, unless the switches of a backend undo even that.
+
+    Args:
+        prompts: `[N, P]` to try on; what is enough for few may not be for others: see `confirmed`.
+        steps: to try and to time on, denoising steps or tokens; where the plain batch shows no difference within them,
+            it is tried without this cap.
+        rounds: timings of each.
+        each: called with each setting tried.
+        settings: of `generate()`.
+    """
+    check_batch(prompts, batch)
+    few = settings | capped(model, steps)
+    tried: dict[Setting, bool | None] = {}
+
+    def enough(setting: Setting) -> bool:
+        if setting not in tried:
+            try:
+                tried[setting] = holds(model, setting, prompts, batch=batch, seed=seed, **few)
+            except _CANNOT as error:
+                if setting == Setting(parts=setting.parts) or isinstance(error, LabError) or "memory" in str(error):
+                    raise  # no switch is to blame
+                tried[setting] = None
+            each(setting, tried[setting])
+        return bool(tried[setting])
+
+    if enough(Setting()):
+        few = settings
+        del tried[Setting()]
+    minimal: list[Setting] = []
+    kept = tuple(part for part in parts_of(model) if part != ALL)
+    for switch in switches(model):  # the plain batch first: what it needs is where the others begin
+        if enough(switch):
+            minimal.append(switch)
+            continue
+        if tried[switch] is None or not enough(replace(switch, parts=kept)):
+            continue
+        needed = kept
+        for part in kept:
+            fewer = tuple(other for other in needed if other != part)
+            if fewer and enough(replace(switch, parts=fewer)):
+                needed = fewer
+        if switch == Setting():
+            kept = needed
+        if switch == Setting() or needed != kept:  # else the switch adds nothing to the parts
+            minimal.append(replace(switch, parts=needed))
+    if enough(Setting(parts=(ALL,))):
+        minimal.append(Setting(parts=(ALL,)))
+    if not minimal:
+        return Fix((), {}, tried)
+    timed = settings | capped(model, steps)
+    times = cost(model, minimal, prompts[:1], batch=batch, rounds=rounds, seed=seed, **timed)
+    ways = sorted(dict.fromkeys(minimal), key=lambda setting: float(np.median(times[str(setting)])))
+    return Fix(tuple(ways), times, tried)
+
+
+def confirmed(model: PreTrainedModel, fix: Fix, prompts: Tensor, *, batch: int = 4, **settings: Any) -> Setting | None:
+    """The cheapest way of a fix in which all these prompts have the values of their single runs; None where none has.
+
+    Args:
+        prompts: `[N, P]` token ids.
+        settings: of `holds` and `generate()`; best those of the deployment.
+    """
+    return next((way for way in fix.ways if holds(model, way, prompts, batch=batch, **settings)), None)
+
+
+ONE_BY_ONE = "one row after the other"
+
+
+def cost(
+    model: PreTrainedModel,
+    ways: Sequence[Setting],
+    prompt: Tensor,
+    *,
+    batch: int,
+    rounds: int = 5,
+    seed: int = 0,
+    **settings: Any,
+) -> dict[str, np.ndarray]:
+    """Seconds to generate for a batch of copies, `[rounds]` for each way, the plain batch, and ONE_BY_ONE, in turns.
+
+    Args:
+        prompt: `[1, P]` token ids.
+        settings: of `generate()`; for the same work in each, set a cap that all of them reach.
+    """
+    check_batch(prompt, max(batch, 2))
+    seeds = [mixed(seed, 0)] * batch
+
+    def whole(setting: Setting) -> None:
+        with setting.on(model):
+            generate_pinned(model, prompt.repeat(batch, 1), seeds, settings)
+
+    def one_by_one() -> None:
+        for row_seed in seeds:
+            generate_pinned(model, prompt, [row_seed], settings)
+
+    works: dict[str, Callable[[], None]] = {
+        str(setting): partial(whole, setting) for setting in dict.fromkeys((Setting(), *ways))
+    }
+    return in_turns(works | {ONE_BY_ONE: one_by_one}, rounds=rounds, warmup=1, device=model.device)

@@ -1,0 +1,88 @@
+"""The one page of a check: a verdict and what it rests on, as text, as HTML, and written to files.
+
+Knows nothing of what was checked; `check` and `check_server` fill it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dglab_utils.paths import written
+
+Rows = Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is told.
+
+    Attributes:
+        verdict: one sentence.
+        lines: (what, answer).
+        tables: caption to rows, the first of which are headings.
+        everything: what JSON holds beside.
+    """
+
+    verdict: str
+    lines: Sequence[tuple[str, str]]
+    tables: Mapping[str, Rows]
+    everything: dict[str, Any]
+
+
+def as_text(page: Page) -> str:
+    """The page for a terminal: the verdict last, where a reader of a long log looks."""
+    told = [_aligned(page.lines)]
+    told += [f"{caption}\n{_aligned(rows)}" for caption, rows in page.tables.items() if len(rows) > 1]
+    return "\n\n".join([*told, page.verdict])
+
+
+def as_json(page: Page) -> str:
+    """Everything, with the versions it was made with."""
+    versions = {name: version(name) for name in ("dglab-utils", "torch", "transformers")}
+    told = {"verdict": page.verdict, **page.everything, "versions": versions | {"python": platform.python_version()}}
+    return json.dumps(told, indent=1) + "\n"
+
+
+def as_html(page: Page) -> str:
+    """The page for a browser, by itself: no script, nothing loaded."""
+    lines = "".join(f'<tr><th scope="row">{escape(what)}</th><td>{escape(told)}</td></tr>' for what, told in page.lines)
+    tables = "".join(
+        f"<h2>{escape(caption)}</h2><div><table>{_row(rows[0], 'th')}{''.join(_row(row, 'td') for row in rows[1:])}"
+        "</table></div>"
+        for caption, rows in page.tables.items()
+        if len(rows) > 1
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>Batch check</title><style>'
+        ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:56rem;"
+        "padding:0 1rem}h1{font-size:1.4rem}h2{font-size:1.1rem}th{text-align:left;font-weight:600}"
+        "th,td{padding:.15rem 1rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}div{overflow-x:auto}"
+        f"</style></head><body><h1>{escape(page.verdict)}</h1><table>{lines}</table>{tables}</body></html>\n"
+    )
+
+
+def write(page: Page, to_json: Path | None, to_html: Path | None) -> None:
+    """Writes the page into the files that are named."""
+    for path, text in ((to_json, as_json), (to_html, as_html)):
+        if path is not None:
+            with written(path) as temporary:
+                temporary.write_text(text(page), encoding="utf-8")
+
+
+def _aligned(rows: Rows) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
