@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -95,6 +97,17 @@ def test_a_steady_server_is_invariant():
     assert all((b["temperature"], b["seed"], b["max_tokens"]) == (0, 0, 64) for b in seen)
     assert (told.changed, told.unsteady, told.failed, told.model) == ([], [], [], "m")
     assert [len(wave.replies) for wave in told.waves] == [6, 12] and told.waves[0].tokens_per_second > 0
+
+
+def test_a_notebook_may_ask():
+    """Where a loop runs already, as in a kernel."""
+
+    async def cell():
+        return ask(url, PROMPTS, waves=[2])
+
+    with serving(lambda body, at_once: said("same")) as (url, _), ThreadPoolExecutor(1) as pool:
+        told = pool.submit(asyncio.run, cell()).result()
+    assert len(told.waves[0].replies) == 6 and not told.changed
 
 
 def test_an_answer_that_depends_on_company_is_shown():

@@ -68,7 +68,9 @@ class Setting:
             if self.deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
                 stack.callback(torch.use_deterministic_algorithms, deterministic)
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False) if self.plain_kernels else nullcontext())
+            if self.plain_kernels:  # not `flags`, which sets three more
+                was_enabled, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)
+                stack.callback(torch.backends.mkldnn.set_flags, was_enabled, _fp32_precision=None)
             stack.enter_context(row_wise(model, self.parts) if self.parts else nullcontext())
             yield
 

@@ -16,6 +16,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
@@ -163,7 +164,14 @@ def ask(
         raise LabError(f"server: waves {list(waves)}, timeout {timeout}, tokens {max_tokens}: want from 2, > 0, from 1")
     if (count := requests_of(len(prompts), waves)) > most_requests:
         raise LabError(f"server: that is {count} requests, {most_requests} are allowed; give fewer prompts or waves")
-    return asyncio.run(_ask(url, list(prompts), list(waves), model, max_tokens, seed, timeout, each))
+    asking = _ask(url, list(prompts), list(waves), model, max_tokens, seed, timeout, each)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(asking)
+    # A notebook has a loop that runs already; this one gets a thread to itself.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, asking).result()
 
 
 async def _ask(
