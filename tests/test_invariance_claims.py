@@ -75,7 +75,7 @@ def test_a_map_has_a_row_a_part_and_a_column_a_layer():
     }
     encoder, decoder, outside = figures.divergence_map(shares, "a").data
     assert list(encoder.y) == ["self_attn"] and list(encoder.z[0]) == [0.0]
-    assert list(decoder.y) == ["self_attn", "mlp"] and list(decoder.x) == ["layer 0", "layer 1"]
+    assert list(decoder.y) == ["self_attn", "mlp"] and list(decoder.x) == ["0", "1"]
     assert [list(row) for row in decoder.z] == [[25.0, 100.0], [50.0, None]]
     assert list(outside.y) == ["lm_head"] and list(outside.z[0]) == [100.0]
 

@@ -105,3 +105,9 @@ def test_the_front_holds_what_nothing_beats():
     assert list(zip(front.x, front.y, strict=True)) == [(2.0, 50.0), (4.0, 90.0)]
     assert (list(official.x), list(official.y)) == ([8.0], [90.0])
     assert chart.layout.title.text == "Steps saved by other settings without a loss: closed 2.0 times"
+
+
+def test_each_box_stands_at_its_task():
+    chart = figures.order_by_task({"copy": [0.1, 0.2], "sort": [0.3]}, "a")
+    assert [(box.name, list(box.x)) for box in chart.data] == [("copy", [0.1, 0.2]), ("sort", [0.3])]
+    assert chart.layout.yaxis.type == "category"

@@ -66,35 +66,46 @@ def divergence_map(shares: Mapping[str, float], title: str) -> go.Figure:
             alone[module] = share
     rows = [len(parts) for parts in stacks.values()] + ([len(alone)] if alone else [])
     names = [*stacks, *(["outside of layers"] if alone else [])]
+    between = 52  # px, for the layers' numbers and the next title
+    inside = 24 * sum(rows) + between * (len(rows) - 1)
     grid = make_subplots(
         rows=len(rows),
         cols=1,
         row_heights=rows,
-        subplot_titles=[name.removeprefix("model.") for name in names],
-        vertical_spacing=0.25 / max(len(rows), 2),
+        subplot_titles=[f"{name.removeprefix('model.')}, by layer" for name in stacks] + names[len(stacks) :],
+        vertical_spacing=between / inside,
     )
-    grid.update_layout(template=TEMPLATE, title={"text": title}, height=160 + 24 * sum(rows) + 40 * len(rows))
+    grid.update_layout(template=TEMPLATE, title={"text": title}, height=inside + 220)
     for i, parts in enumerate([*stacks.values(), *([_column(alone)] if alone else [])]):
         layers = list(dict.fromkeys(layer for cells in parts.values() for layer in cells))
         values = [[100 * cells[c] if c in cells else None for c in layers] for cells in parts.values()]
         grid.add_heatmap(
             z=values,
-            x=[c if c == "" else f"layer {c}" for c in layers],
+            x=layers,
             y=list(parts),
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
-            hovertemplate="%{y}, %{x}: %{z:.2f} % differ<extra></extra>",
+            hovertemplate="%{y}, layer %{x}: %{z:.2f} % differ<extra></extra>",
             row=i + 1,
             col=1,
         )
     grid.update_yaxes(autorange="reversed", tickfont={"size": 11})
+    grid.update_xaxes(type="category")
     grid.update_layout(
         coloraxis={
             "cmin": 0,
             "cmax": 100,
             "colorscale": [[0, "rgba(140,140,140,0.18)"], [1e-6, "#56B4E9"], [0.5, BLUE], [1, "#00223A"]],
-            "colorbar": {"title": {"text": "differ, %"}, "thickness": 12},
+            "colorbar": {  # below, so that the maps have a phone's whole width
+                "title": {"text": "values that differ, %", "side": "top"},
+                "orientation": "h",
+                "y": 0,
+                "yanchor": "top",
+                "ypad": 46,
+                "len": 1,
+                "thickness": 10,
+            },
         }
     )
     return grid

@@ -115,9 +115,10 @@ def entropy_by_step(traces: Mapping[str, Sequence[np.ndarray]], title: str) -> g
 
 def order_by_task(found: Mapping[str, Sequence[float]], title: str) -> go.Figure:
     """Kendall's tau-b between position and the step it was first accepted at, one box a task."""
-    chart = figure(title, "order of acceptance against position: 1 is left to right, -1 right to left", "")
+    chart = figure(title, "order: 1 left to right, -1 right to left", "")
     for name, values in found.items():
         chart.add_box(x=list(values), name=name, marker_color=BLUE, boxpoints=False, showlegend=False)
+    chart.update_yaxes(type="category")  # of the names; a linear axis would count the boxes
     chart.update_xaxes(range=[-1.05, 1.05], zeroline=True)
     chart.update_layout(height=90 + 44 * len(found))
     return chart
