@@ -167,13 +167,14 @@ def _read_prompts(path: Path, source: str, model: PreTrainedModel) -> Tensor:
 def page_of(told: Report) -> Page:
     """The page of a check."""
     tables: dict[str, list[tuple[str, ...]]] = {}
+    details: dict[str, list[tuple[str, ...]]] = {}
     if told.divergence:
         shares = [(module, f"{share:.1%}") for module, share in told.divergence.by_module().items() if share]
-        tables["How far it spreads"] = [("module", "vectors that differ"), *shares]
+        details["How far it spreads"] = [("module", "vectors that differ"), *shares]
     if told.fix:
         ways = [(way, f"{told.fix.over_plain(way):.2f}") for way in told.fix.times]
         tables["What each way costs"] = [("way", "times the plain batch"), *ways]
-    return Page(_verdict(told), _lines(told), tables, _everything(told))
+    return Page(_verdict(told), _lines(told), tables, _everything(told), details)
 
 
 def _lines(told: Report) -> list[tuple[str, str]]:
@@ -197,6 +198,10 @@ def _lines(told: Report) -> list[tuple[str, str]]:
             else f"{first.elements:.2%} of its elements, by {first.largest:.1e} at most"
         )
         lines.append(("starts in", f"{first.operation.module}, {first.operation.name}: {how}"))
+        shares = told.divergence.by_module()
+        reached = [module for module, share in shares.items() if share]
+        if reached:
+            lines.append(("spreads to", f"{len(reached)} of {len(shares)} modules, the last {reached[-1]}"))
     if told.fix:
         lines.append(("helps here", _helps(told)))
     if told.partial:

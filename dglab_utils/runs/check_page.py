@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,7 @@ class Page:
         verdict: one sentence.
         lines: (what, answer).
         tables: caption to rows, the first of which are headings.
+        details: more of them, too long for a terminal's page.
         everything: what JSON holds beside.
     """
 
@@ -34,6 +35,7 @@ class Page:
     lines: Sequence[tuple[str, str]]
     tables: Mapping[str, Rows]
     everything: dict[str, Any]
+    details: Mapping[str, Rows] = field(default_factory=dict)
 
 
 def as_text(page: Page) -> str:
@@ -56,7 +58,7 @@ def as_html(page: Page) -> str:
     tables = "".join(
         f"<h2>{escape(caption)}</h2><div><table>{_row(rows[0], 'th')}{''.join(_row(row, 'td') for row in rows[1:])}"
         "</table></div>"
-        for caption, rows in page.tables.items()
+        for caption, rows in {**page.tables, **page.details}.items()
         if len(rows) > 1
     )
     return (
