@@ -182,7 +182,10 @@ def _lines(told: Report) -> list[tuple[str, str]]:
     others = f", and {n} batches of different prompts" if n > 1 else ""
     lines = [
         ("model", f"{told.model}, {told.dtype} on {told.device}"),
-        ("compared", f"{n} prompts of {told.prompt_tokens} tokens: each alone, {told.batch} copies of it{others}"),
+        (
+            "compared",
+            f"{n} prompt{'s' * (n > 1)} of {told.prompt_tokens} tokens: each alone, {told.batch} copies of it{others}",
+        ),
         ("text differs", f"for {told.prompts_with(lambda c: not c.same_text)} of {n} prompts"),
         ("stops elsewhere", f"for {told.prompts_with(lambda c: not c.same_stop)} of {n} prompts"),
         ("some number differs", f"for {told.prompts_with(lambda c: c.first)} of {n} prompts"),

@@ -66,7 +66,7 @@ def as_html(page: Page) -> str:
         '<meta name="viewport" content="width=device-width"><title>Batch check</title><style>'
         ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:56rem;"
         "padding:0 1rem}h1{font-size:1.4rem}h2{font-size:1.1rem}th{text-align:left;font-weight:600}"
-        "th,td{padding:.15rem 1rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}div{overflow-x:auto}"
+        "th,td{padding:.15rem 1rem .15rem 0;vertical-align:top}td{overflow-wrap:anywhere}div{overflow-x:auto}"
         f"</style></head><body><h1>{escape(page.verdict)}</h1><table>{lines}</table>{tables}</body></html>\n"
     )
 
