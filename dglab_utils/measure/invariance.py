@@ -168,12 +168,6 @@ class Comparison:
     growth: tuple[float, ...]
 
 
-def placements(batch: int, *, neighbours: bool = True) -> list[Placement]:
-    """Every row of a batch of copies, and of one with different neighbours."""
-    kinds = (False, True) if neighbours else (False,)
-    return [Placement(batch, row, kind) for kind in kinds for row in range(batch)]
-
-
 def protocol(
     model: PreTrainedModel,
     prompts: Tensor,

@@ -90,7 +90,7 @@ def check(
     settings = _settings(model, steps)
     told = Report(model.name_or_path, str(model.device), str(model.dtype).removeprefix("torch."), batch, *tokens.shape)
     try:
-        total = len(tokens) * len(invariance.placements(batch, neighbours=len(tokens) > 1))
+        total = len(tokens) * batch * (2 if len(tokens) > 1 else 1)  # among copies, and among others
         with tqdm(total=total, desc="comparing", unit="row") as bar:
 
             def each(found: Comparison) -> None:
