@@ -25,9 +25,10 @@ _CONTRASTS = """() => {
     });
 }"""
 
-_STICKING_OUT = """(width) => [document.documentElement, ...document.querySelectorAll(".dglab *")]
+# What is only for a screen reader is cut off at a pixel: its sentence is wider than that, and widens no page.
+_STICKING_OUT = """(width, shut = (node) => node.matches(".dg-hidden")) => [document.documentElement, ...document.querySelectorAll(".dglab *")]
     .filter((node) => !node.parentElement?.closest(".dg-cell, .dg-hidden"))
-    .filter((node) => node.scrollWidth > width || node.getBoundingClientRect().right > width + 1)
+    .filter((node) => node.getBoundingClientRect().right > width + 1 || (!shut(node) && node.scrollWidth > width))
     .map((node) => `${node.tagName} ${node.getAttribute("class")}`)"""
 
 

@@ -417,6 +417,8 @@ def test_the_page_around_it_decides_the_theme(open_page: Open) -> None:
 def test_a_phone_shows_it_without_scrolling_sideways(open_page: Open, runs: int) -> None:
     traces = [random_canvas(steps=4, vocab_size=50, seed=seed) for seed in range(runs)]
     page = show(open_page, *traces, width=360)
+    live = page.locator("[aria-live]").first
+    live.evaluate("(node) => node.textContent = 'what is said to those who listen is long '.repeat(9)")
     for view in ("grid", "text"):
         set_state(page, view=view, cell=17)
         assert sticking_out(page, 360) == []

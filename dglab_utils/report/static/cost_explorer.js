@@ -383,7 +383,7 @@ const dglabCostExplorer = (() => {
     const percent = (value) => `${Math.round(100 * value)} %`;
     const acceptance = dial("drafts accepted", ACCEPTANCES, percent, 0.8, () => update());
     const says = h("p", { class: "dg-says" });
-    const live = h("p", { class: "dg-hidden dg-long", "aria-live": "polite" });
+    const live = h("p", { class: "dg-hidden", "aria-live": "polite" });
     const figures = h("tbody");
     const breakdown = h("tbody");
     const chart = s("svg", { class: "dg-chart", role: "img" });
