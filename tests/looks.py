@@ -26,9 +26,10 @@ _CONTRASTS = """() => {
 }"""
 
 # What is only for a screen reader is cut off at a pixel: its sentence is wider than that, and widens no page.
-_STICKING_OUT = """(width, shut = (node) => node.matches(".dg-hidden")) => [document.documentElement, ...document.querySelectorAll(".dglab *")]
+_STICKING_OUT = """(width) => [document.documentElement, ...document.querySelectorAll(".dglab *")]
     .filter((node) => !node.parentElement?.closest(".dg-cell, .dg-hidden"))
-    .filter((node) => node.getBoundingClientRect().right > width + 1 || (!shut(node) && node.scrollWidth > width))
+    .filter((node) => node.getBoundingClientRect().right > width + 1
+        || (node.scrollWidth > width && !node.matches(".dg-hidden")))
     .map((node) => `${node.tagName} ${node.getAttribute("class")}`)"""
 
 
