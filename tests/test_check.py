@@ -12,7 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dglab_utils.measure import invariance, timing
 from dglab_utils.measure.invariance import (
+    WHAT,
     Placement,
+    RowRun,
     compared,
     control,
     drawn_prompts,
@@ -55,14 +57,14 @@ class Neighbourly:
 def test_row_by_row_nothing_depends_on_the_batch(model):
     """A hundred comparisons of a model whose rows cannot know of each other: no false alarm."""
     with Setting(parts=(ALL,)).on(model):
-        found = protocol(model, drawn_prompts(model, 25), batch=2, **FEW)
+        found = list(protocol(model, drawn_prompts(model, 25), batch=2, **FEW))
     assert len(found) == 25 * (2 + 2)  # every row among copies, and among others
     assert all(c.same_text and c.same_stop and c.first is None and not any(c.growth) for c in found)
 
 
 def test_a_dependence_is_found_at_its_first_step(model, prompts):
     with Neighbourly(model, 0.5):
-        found = protocol(model, prompts[:1], batch=2, **FEW)
+        found = list(protocol(model, prompts[:1], batch=2, **FEW))
     assert len(found) == 2  # a single prompt has no different neighbours
     for c in found:
         assert c.first.step == 0 and c.first.position == 0 and c.first.what[:2] == ("logits", "entropy")
@@ -109,6 +111,18 @@ def test_the_fix_is_enough_and_minimal(model, prompts):
         assert not any(fix.tried.get(replace(way, parts=parts)) for parts in fewer if parts)  # nothing can be left out
     assert set(fix.times) == {str(Setting()), ONE_BY_ONE, *map(str, fix.ways)}
     assert official == norm.forward
+
+
+def test_a_way_must_hold_among_different_neighbours(model, prompts, monkeypatch):
+    """Copies of itself hide what only another prompt beside it brings about."""
+
+    def told(_, rows, seeds):
+        seen = np.full((1, 1), int((rows != rows[0]).any()))
+        return [RowRun(np.zeros(1), (1,), dict.fromkeys(WHAT, seen)) for _ in seeds]
+
+    monkeypatch.setattr(invariance, "run_rows", told)
+    assert holds(model, Setting(), prompts[:1], batch=2)
+    assert not holds(model, Setting(), prompts[:2], batch=2)
 
 
 @pytest.fixture(scope="module")
@@ -173,19 +187,24 @@ def test_a_model_that_does_not_fit_is_one_line(monkeypatch, capsys):
     assert "nano: loading its weights needs" in error and "1,000 are free" in error
 
 
-def test_what_is_broken_off_is_partial(monkeypatch, capsys):
-    """Ctrl-C in the middle: what was compared is told, and the status says that the rest is not known."""
+OOM = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyboardInterrupt, "broken off"), (RuntimeError(OOM), "out of memory")], ids=["ctrl-c", "oom"]
+)
+def test_what_ends_early_is_partial(monkeypatch, capsys, error, told):
+    """In the middle: what was compared is told, and the status says that the rest is not known."""
     official = invariance.run_rows
     calls = []
 
     def interrupted(*args, **kwargs):
         calls.append(1)
         if len(calls) > 3:
-            raise KeyboardInterrupt
+            raise error
         return official(*args, **kwargs)
 
     monkeypatch.setattr(invariance, "run_rows", interrupted)
-    with Setting().on(build_nano()):
-        status = cli.main(["check", "nano", "--batch", "2", "--count", "2", "--steps", "1", "--no-fix"])
+    status = cli.main(["check", "nano", "--batch", "2", "--count", "2", "--steps", "1", "--no-fix"])
     printed = capsys.readouterr().out
-    assert "partial" in printed and "broken off" in printed and status in (1, 2)
+    assert "partial" in printed and told in printed and status in (1, 2)

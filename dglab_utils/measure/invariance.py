@@ -1,6 +1,6 @@
 """Does a row's text depend on its batch? The same request alone, copied, and among neighbours, compared at every step.
 
-    found = protocol(model, prompts, batch=4)         # prompts [N, P] of one length
+    found = list(protocol(model, prompts, batch=4))   # prompts [N, P] of one length
     found[0].same_text, found[0].first                # whether, and where it starts
     first_divergence(model, prompts[:1], batch=4)     # module and operation whose value differs first
 
@@ -14,7 +14,7 @@ was accepted, the best guess; and of the end: text and stopping step. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,10 +135,6 @@ class Placement:
     row: int
     neighbours: bool
 
-    def __str__(self) -> str:
-        others = "different neighbours" if self.neighbours else "copies of itself"
-        return f"row {self.row + 1} of {self.rows}, {others}"
-
 
 @dataclass(frozen=True)
 class FirstDifference:
@@ -167,46 +163,37 @@ class Comparison:
     first: FirstDifference | None
     growth: tuple[float, ...]
 
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs: no number of any step, nor text or stopping step."""
+        return self.first is None and self.same_text and self.same_stop
+
 
 def protocol(
-    model: PreTrainedModel,
-    prompts: Tensor,
-    *,
-    batch: int = 4,
-    seed: int = 0,
-    each: Callable[[Comparison], object] = lambda _: None,
-    **settings: Any,
-) -> list[Comparison]:
-    """Runs every prompt alone and in every placement, and compares.
+    model: PreTrainedModel, prompts: Tensor, *, batch: int = 4, seed: int = 0, **settings: Any
+) -> Iterator[Comparison]:
+    """Runs every prompt alone and in every placement, and compares; one comparison after the other.
 
     Args:
         prompts: `[N, P]` token ids of one length. With one prompt there are no different neighbours to give it.
         batch: rows, 2 or more.
         seed: prompt i draws its noise from (seed, i), wherever it stands.
-        each: called with each comparison as soon as it is there.
         settings: of `generate()`.
     """
     check_batch(prompts, batch)
     count, seeds = len(prompts), [mixed(seed, i) for i in range(len(prompts))]
-    found: list[Comparison] = []
     alone: list[RowRun] = []
-
-    def tell(i: int, placement: Placement, run: RowRun) -> None:
-        found.append(compared(i, placement, alone[i], run))
-        each(found[-1])
-
     for i in range(count):
         alone += run_rows(model, prompts[i : i + 1], seeds[i : i + 1], **settings)
         copied = run_rows(model, prompts[i : i + 1].repeat(batch, 1), [seeds[i]] * batch, **settings)
         for row, run in enumerate(copied):
-            tell(i, Placement(batch, row, False), run)
+            yield compared(i, Placement(batch, row, False), alone[i], run)
     # Every row of a batch is a request that was run alone: so many batches put each request in each row once.
     for shift in range(count if count > 1 else 0):
         who = [(shift + row) % count for row in range(batch)]
         runs = run_rows(model, prompts[who], [seeds[i] for i in who], **settings)
         for row, (i, run) in enumerate(zip(who, runs, strict=True)):
-            tell(i, Placement(batch, row, True), run)
-    return found
+            yield compared(i, Placement(batch, row, True), alone[i], run)
 
 
 def compared(prompt: int, placement: Placement, alone: RowRun, run: RowRun) -> Comparison:

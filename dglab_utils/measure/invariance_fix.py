@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dglab_utils.errors import LabError
-from dglab_utils.measure.invariance import Placement, capped, check_batch, compared, generate_pinned, run_rows
+from dglab_utils.measure.invariance import capped, check_batch, generate_pinned, protocol
 from dglab_utils.measure.rowwise import ALL, parts_of, row_wise
-from dglab_utils.measure.timing import in_turns
+from dglab_utils.measure.timing import in_turns, out_of_memory
 from dglab_utils.sampling.noise import mixed
 
 
@@ -97,20 +97,12 @@ class Fix:
 def holds(
     model: PreTrainedModel, setting: Setting, prompts: Tensor, *, batch: int = 4, seed: int = 0, **settings: Any
 ) -> bool:
-    """Whether, run this way, every row of copies of every prompt has the values of its single run, at every step.
+    """Whether, run this way, every prompt has the values of its single run in every placement of the protocol.
 
     The single run is run this way too: a switch may change the values, as long as it changes them for all.
     """
-    check_batch(prompts, batch)
     with setting.on(model):
-        for i in range(len(prompts)):
-            alone = run_rows(model, prompts[i : i + 1], [mixed(seed, i)], **settings)[0]
-            rows = run_rows(model, prompts[i : i + 1].repeat(batch, 1), [mixed(seed, i)] * batch, **settings)
-            for row, run in enumerate(rows):
-                found = compared(i, Placement(batch, row, False), alone, run)
-                if found.first or not (found.same_text and found.same_stop):
-                    return False
-    return True
+        return all(found.same for found in protocol(model, prompts, batch=batch, seed=seed, **settings))
 
 
 def switches(model: PreTrainedModel) -> list[Setting]:
@@ -124,8 +116,9 @@ def switches(model: PreTrainedModel) -> list[Setting]:
     return [*told, Setting(deterministic=True)]
 
 
-# What a switch raises that a device, a dtype or a model does not know.
-_CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, AttributeError)
+# What a switch raises that does not work here: Transformers a ValueError where a model has no such implementation,
+# PyTorch a RuntimeError where a device or a dtype has no such kernel.
+_CANNOT = (RuntimeError, ValueError)
 
 
 def minimal_fix(
@@ -162,7 +155,7 @@ def minimal_fix(
             try:
                 tried[setting] = holds(model, setting, prompts, batch=batch, seed=seed, **few)
             except _CANNOT as error:
-                if setting == Setting(parts=setting.parts) or isinstance(error, LabError) or "memory" in str(error):
+                if setting == Setting(parts=setting.parts) or isinstance(error, LabError) or out_of_memory(error):
                     raise  # no switch is to blame
                 tried[setting] = None
             each(setting, tried[setting])

@@ -304,15 +304,19 @@ def refuse_unless_fits(needed: int, device: Device, what: str) -> None:
         )
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether this is an allocation that failed. PyTorch's CPU allocator raises a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "alloc" in str(error) and "memory" in str(error)
+
+
 def unless_out_of_memory(measure: Callable[[], T]) -> T | None:
     """What `measure` returns; None when memory runs out in the middle, so that a sweep can mark the cell and go on."""
     try:
         return measure()
-    except (torch.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:
-        # PyTorch's CPU allocator raises a plain RuntimeError.
-        if "alloc" not in str(error) or "memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
             raise
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

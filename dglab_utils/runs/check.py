@@ -23,7 +23,7 @@ from dglab_utils.measure import invariance, invariance_fix
 from dglab_utils.measure.divergence import Divergence
 from dglab_utils.measure.invariance import Comparison, capped, drawn_prompts
 from dglab_utils.measure.invariance_fix import ONE_BY_ONE, Fix, Setting
-from dglab_utils.measure.timing import refuse_unless_fits
+from dglab_utils.measure.timing import out_of_memory, refuse_unless_fits, unless_out_of_memory
 from dglab_utils.models.loading import TRAINED, load, load_tokenizer
 from dglab_utils.models.shapes import as_device
 from dglab_utils.runs.check_page import Page, as_text, write
@@ -56,7 +56,7 @@ class Report:
     @property
     def invariant(self) -> bool:
         """Whether nothing differed, at any step of any comparison."""
-        return all(c.first is None and c.same_text and c.same_stop for c in self.comparisons)
+        return all(c.same for c in self.comparisons)
 
     def prompts_with(self, differs: Any) -> int:
         """Prompts of which a comparison differs so."""
@@ -89,23 +89,20 @@ def check(
     tokens = _read_prompts(prompts, source, model) if prompts else drawn_prompts(model, count, seed=seed)
     settings = _settings(model, steps)
     told = Report(model.name_or_path, str(model.device), str(model.dtype).removeprefix("torch."), batch, *tokens.shape)
-    try:
+
+    def ask() -> bool:
         total = len(tokens) * batch * (2 if len(tokens) > 1 else 1)  # among copies, and among others
-        with tqdm(total=total, desc="comparing", unit="row") as bar:
-
-            def each(found: Comparison) -> None:
-                told.comparisons.append(found)
-                bar.update()
-
-            invariance.protocol(model, tokens, batch=batch, seed=seed, each=each, **settings)
+        asked = invariance.protocol(model, tokens, batch=batch, seed=seed, **settings)
+        for found in tqdm(asked, total=total, desc="comparing", unit="row"):
+            told.comparisons.append(found)
         if not told.invariant:
             _explain(told, model, tokens, seed, settings, fix)
-    except (KeyboardInterrupt, torch.OutOfMemoryError) as error:
-        told.partial = "broken off" if isinstance(error, KeyboardInterrupt) else "out of memory"
-    except RuntimeError as error:
-        if "memory" not in str(error):
-            raise
-        told.partial = "out of memory"
+        return True
+
+    try:
+        told.partial = "" if unless_out_of_memory(ask) else "out of memory"
+    except KeyboardInterrupt:
+        told.partial = "broken off"
     if not told.comparisons:
         raise LabError(f"{source}: {told.partial} before anything was compared; take a smaller batch or fewer steps")
     return told
@@ -119,7 +116,9 @@ def _loaded(source: str, device: str, dtype: str) -> PreTrainedModel:
         refuse_unless_fits(weights, as_device(device), f"{source}: loading its weights")
     try:
         return load(source, device=device, dtype=dtype)
-    except (torch.OutOfMemoryError, MemoryError):
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         raise LabError(f"{source}: its weights do not fit on {device}; take another device or dtype") from None
 
 
