@@ -17,6 +17,9 @@ because here nothing is trained yet, because two cores are all there is, and bec
   AdamW alone, copying begins to be learnt several times as late, in steps and in minutes.
 - Copying and reversing come first, other tasks when those have begun to be learnt (`STAGES`): what they teach, to look
   up a position, takes as many examples alone as it takes among ten tasks, where few are theirs.
+- A second part of the training, with learning rates that rise once more, is for what the first leaves unlearnt
+  (`LATE_WEIGHTS`): sums and brackets, where one position follows from all others together. With t ~ U(0, 1) the others
+  are seldom intact; here most examples with many right answers have one to three positions replaced.
 - Examples of similar length share a step, and most canvases are cut behind the longest answer of their step, so that
   few of the positions that are computed are padding. The loss of the canvas is the sum over its positions, for each
   token of answer and EOS: the mean would count an answer for less the wider its canvas.
@@ -53,7 +56,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, pad
 from torch.optim import AdamW, Muon, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache, PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -81,12 +84,29 @@ WEIGHTS = {
     "sum": 3.0,
     "brackets": 1.0,
 }
-# Share of the steps, and what they train: tasks that learn to look up a position first, then what builds on it.
+# Share of the first part's steps, and what they train: tasks that teach to look up a position, then what builds on it.
 STAGES = (
     (0.04, ("copy", "reverse")),
     (0.08, ("copy", "reverse", "sort", "double", "palindrome", "shuffle")),
     (1.0, tuple(WEIGHTS)),
 )
+# The same in the second part.
+LATE_WEIGHTS = {
+    "copy": 0.5,
+    "reverse": 0.5,
+    "sort": 2.0,
+    "double": 1.5,
+    "add": 1.0,
+    "say": 0.5,
+    "palindrome": 0.5,
+    "shuffle": 1.0,
+    "sum": 8.0,
+    "brackets": 3.0,
+}
+LATE_RATE = 0.25  # of the peaks of the learning rates
+LATE_WARMUP = 100
+LATE_FEW = 0.8  # share of the examples with many right answers in which few positions are replaced ...
+LATE_REPLACED = 0.5, 3.0  # ... so many of the answer, on average
 LONGER_MORE_OFTEN = ("copy", "reverse", "sort", "say", "palindrome", "shuffle", "brackets")
 POOL = 4, 4  # a draw of examples is shared out to 16 steps: by answer into four parts, by length into four steps each
 WIDTHS = 4  # canvases are cut to multiples of this
@@ -98,9 +118,10 @@ class Recipe:
 
     Attributes:
         steps: optimizer steps.
+        first: of them, those of the first part; all of them where there is no second.
         rows: examples a step, on average: steps of short ones have more, of long ones fewer.
-        learning_rate: peak of AdamW's, after `warmup` steps (a tenth of `steps` at most), before a cosine down to a
-            hundredth.
+        learning_rate: peak of AdamW's, after `warmup` steps (a tenth of the part at most), before a cosine down to a
+            hundredth; in the second part a quarter of it.
         matrix_learning_rate: the same of Muon's, which has the matrices of attention and MLPs.
         weight_decay, clip: of both; norm of the gradient at most.
         encoder_weight: of the causal loss.
@@ -113,7 +134,8 @@ class Recipe:
         threads: PyTorch's on a CPU; sums change their order with it, and so do the last bits.
     """
 
-    steps: int = 12_000
+    steps: int = 17_000
+    first: int = 12_000
     rows: int = 48
     learning_rate: float = 2e-3
     matrix_learning_rate: float = 0.02
@@ -129,11 +151,16 @@ class Recipe:
     seed: int = 0
     threads: int = 2
 
+    @property
+    def first_part(self) -> int:
+        """Steps of the first part."""
+        return min(self.first, self.steps)
+
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.rows < 2 or self.warmup < 0 or self.threads < 1:
+        if min(self.steps, self.first, self.threads) < 1 or self.rows < 2 or self.warmup < 0:
             raise LabError(
-                f"training: steps {self.steps}, rows {self.rows}, warmup {self.warmup}, threads {self.threads}: "
-                "want at least 1, 2, 0 and 1"
+                f"training: steps {self.steps}, first {self.first}, threads {self.threads}, rows {self.rows}, "
+                f"warmup {self.warmup}: want at least 1, 1, 1, 2 and 0"
             )
         if not (0 < self.learning_rate < 1 and 0 < self.matrix_learning_rate < 1 and 0 <= self.seed < 2**31):
             raise LabError(
@@ -221,6 +248,10 @@ def batch_at(recipe: Recipe, step: int) -> Batch:
     t = NOISE_LEAST + (1 - NOISE_LEAST) * uniform(len(rows), 1)
     closed = torch.tensor([row.closed for row in rows])[:, None]
     t = torch.where(closed & (uniform(len(rows), 1) < recipe.all_noise), 1.0, t)
+    if step >= recipe.first_part:
+        least, most = LATE_REPLACED
+        few = (least + (most - least) * uniform(len(rows), 1)) / torch.tensor([[len(row.told)] for row in rows])
+        t = torch.where(~closed & (uniform(len(rows), 1) < LATE_FEW), few.clamp(max=1), t)
     draw = uniform(len(rows), width)  # one for both: what is kept before is kept now
     coolest, warmest = TEMPERATURES
     return Batch(
@@ -239,10 +270,11 @@ def batch_at(recipe: Recipe, step: int) -> Batch:
 def _pool(recipe: Recipe, which: int) -> list[list[_Row]]:
     """The examples of some steps, a list for each: drawn together, shared out so that little of them is padding."""
     draw = Random(f"{recipe.seed}/{which}")
-    done = which * math.prod(POOL) / recipe.steps
+    done = which * math.prod(POOL) / recipe.first_part
     now = next(names for share, names in STAGES if done < share or share == 1)
     names = tuple(name for name in now if name in recipe.only) or recipe.only or now
-    tasks = draw.choices(names, [WEIGHTS[name] for name in names], k=recipe.rows * math.prod(POOL))
+    weights = WEIGHTS if done < 1 else LATE_WEIGHTS
+    tasks = draw.choices(names, [weights[name] for name in names], k=recipe.rows * math.prod(POOL))
     by_answer, by_length = POOL
     parts = [
         step
@@ -353,7 +385,7 @@ ALL_EXPERTS_FUNCTIONS.register("every_expert", _every_expert)
 # -- training ------------------------------------------------------------------------------------------------
 
 FINAL, YOUNG = "final", "young"
-YOUNG_SHARE = 0.12  # of the steps, after which the young checkpoint is kept
+YOUNG_SHARE = 0.12  # of the first part, after which the young checkpoint is kept
 LOG, RECIPE, STATE = "log.jsonl", "recipe.json", "state"
 
 
@@ -428,7 +460,7 @@ def train(
                     plain, held_out_examples(4, seed=f"while training {recipe.seed}", tasks=recipe.only or tuple(TASKS))
                 )
             _append(folder / LOG, line)
-        if done == young_at(recipe.steps):
+        if done == young_at(recipe.first_part):
             _save_model(plain, folder / YOUNG)
         if done % checkpoint_every == 0 or done == recipe.steps:
             _save_state(accelerator, folder, done)
@@ -467,11 +499,24 @@ def _optimizers(model: torch.nn.Module, recipe: Recipe) -> list[Optimizer]:
 
 
 def _schedule(optimizer: Optimizer, recipe: Recipe) -> SequentialLR:
-    warmup = max(1, min(recipe.warmup, recipe.steps // 10))
+    """Warm-up and cosine; in the second part once more, lower."""
+    first, second = recipe.first_part, recipe.steps - recipe.first_part
+    warmup = max(1, min(recipe.warmup, first // 10))
     peak = optimizer.param_groups[0]["lr"]
     warm = LinearLR(optimizer, start_factor=1e-2, total_iters=warmup)
-    after = CosineAnnealingLR(optimizer, max(1, recipe.steps - warmup), eta_min=peak / 100)
-    return SequentialLR(optimizer, [warm, after], milestones=[warmup])
+    after = CosineAnnealingLR(optimizer, max(1, first - warmup), eta_min=peak / 100)
+    if not second:
+        return SequentialLR(optimizer, [warm, after], milestones=[warmup])
+    rising = max(1, min(LATE_WARMUP, second // 10))
+
+    def late(step: int) -> float:
+        """Of the peak."""
+        if step < rising:
+            return LATE_RATE * (step + 1) / (rising + 1)
+        falling = (1 + math.cos(math.pi * (step - rising) / max(1, second - rising))) / 2
+        return LATE_RATE * (0.01 + 0.99 * falling)
+
+    return SequentialLR(optimizer, [warm, after, LambdaLR(optimizer, late)], milestones=[warmup, first])
 
 
 def _begin(folder: Path, recipe: Recipe) -> int | None:

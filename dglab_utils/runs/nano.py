@@ -140,6 +140,11 @@ def card(folder: Path, table: str, command: str) -> Path:
     last = log[-1]
     shown = [line for line in log if line["step"] % max(1, last["step"] // 8) < 50] or log
     curves = [f"| {line['step']} | {line['canvas_loss']:.3f} | {line['causal_loss']:.3f} |" for line in shown]
+    told = [line for line in log if "held_out" in line]
+    told = [line for i, line in enumerate(told) if not (len(told) - 1 - i) % max(1, len(told) // 8)]  # and the last
+    names = list(told[-1]["held_out"]) if told else []
+    rights = [["step", *names], ["---"] * (1 + len(names))]
+    rights += [[str(line["step"]), *(f"{share:.0%}" for share in line["held_out"].values())] for line in told]
     text = Template(CARD.read_text(encoding="utf-8")).substitute(
         name=_name(folder),
         weights=f"{sum(p.numel() for p in load(str(folder)).parameters()):,}",
@@ -147,13 +152,14 @@ def card(folder: Path, table: str, command: str) -> Path:
         temperature=OPEN_TEMPERATURE,
         tasks=", ".join(recipe["only"] or TASKS),
         # The log has a line every so many steps, and the young checkpoint may lie between two.
-        steps=recipe["steps"] if last["step"] == recipe["steps"] else young_at(recipe["steps"]),
+        steps=recipe["steps"] if last["step"] == recipe["steps"] else young_at(min(recipe["first"], recipe["steps"])),
         all_steps=recipe["steps"],
         rows=recipe["rows"],
         minutes=round(last["seconds"] / 60),
         threads=recipe["threads"],
         seed=recipe["seed"],
         curves="\n".join(["| step | canvas | causal |", "|---|---|---|", *curves]),
+        rights="\n".join(f"| {' | '.join(row)} |" for row in rights),
         table=table,
     )
     with written(folder / "README.md") as temporary:

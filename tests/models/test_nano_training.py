@@ -28,7 +28,7 @@ from dglab_utils.models.nano_training import (
 )
 
 LATE = 320 * math.prod(POOL)  # a step of the last stage, at the begin of a pool
-SMALL = Recipe(steps=6, rows=4, warmup=2, threads=1, only=("copy",))
+SMALL = Recipe(steps=6, first=4, rows=4, warmup=2, threads=1, only=("copy",))
 
 
 def text(tokens):
@@ -75,15 +75,53 @@ def test_tasks_come_in_stages():
     """In the first steps two, in the last all; where only some are trained, those from the first."""
 
     def tasks_at(recipe, share):
-        pool = int(share * recipe.steps) // math.prod(POOL) * math.prod(POOL)
+        pool = int(share * recipe.first) // math.prod(POOL) * math.prod(POOL)
         return {text(row).split()[0] for i in range(math.prod(POOL)) for row in batch_at(recipe, pool + i).tokens}
 
     recipe = Recipe()
     assert tasks_at(recipe, 0.0) == tasks_at(recipe, 0.035) == {"copy", "reverse"}
     assert tasks_at(recipe, 0.05) == {"copy", "reverse", "sort", "double", "palindrome", "shuffle"}
-    assert tasks_at(recipe, 0.09) == tasks_at(recipe, 0.99) == set(TASKS)
+    assert tasks_at(recipe, 0.09) == tasks_at(recipe, 0.99) == tasks_at(recipe, 1.2) == set(TASKS)
     assert tasks_at(replace(recipe, only=("add",)), 0.0) == {"add"}
     assert tasks_at(replace(recipe, only=("add", "copy")), 0.0) == {"copy"}
+
+
+def test_the_second_part_is_for_what_is_hard():
+    """Sums are the most frequent; most examples with many right answers have few positions replaced."""
+    recipe = Recipe(rows=64)
+    asked, replaced = [], {True: [], False: []}
+    for step in range(20):
+        b = batch_at(recipe, recipe.first + step)
+        for row in range(len(b.canvas)):
+            task = task_of(text(b.tokens[row]).partition("=")[0] + "=")
+            length = (b.labels[row] != IGNORED).sum()
+            asked.append(task.name)
+            replaced[task.closed].append((b.noised[row] != b.canvas[row])[:length].sum().item())
+    assert max(set(asked), key=asked.count) == "sum"
+    few = sum(count <= 3 for count in replaced[False]) / len(replaced[False])
+    early = [batch_at(recipe, LATE + step) for step in range(20)]
+    before = [
+        ((b.noised[row] != b.canvas[row]) & (b.canvas[row] != PAD_ID)).sum().item() <= 3
+        for b in early
+        for row in range(len(b.canvas))
+        if not task_of(text(b.tokens[row]).partition("=")[0] + "=").closed
+    ]
+    assert few > 0.7 > 0.4 > sum(before) / len(before)
+
+
+def test_the_learning_rates_rise_twice(model):
+    """Warm-up and cosine down to a hundredth, then up to a quarter of the peak, and down again."""
+    recipe = Recipe(steps=60, first=40, warmup=4)
+    for optimizer, peak in zip(training._optimizers(model, recipe), (0.02, 0.002), strict=True):
+        schedule, rates = training._schedule(optimizer, recipe), []
+        for _ in range(recipe.steps):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        assert rates[0] == pytest.approx(peak / 100) and max(rates) == rates[4] == pytest.approx(peak)
+        assert rates[39] < peak / 50 and max(rates[40:]) == rates[42] == pytest.approx(peak / 4)
+        assert rates[4:40] == sorted(rates[4:40], reverse=True) and rates[42:] == sorted(rates[42:], reverse=True)
+        assert rates[-1] < peak / 50
 
 
 def test_the_noise_is_that_of_the_recipe():
@@ -222,7 +260,7 @@ def test_a_run_leaves_checkpoints_log_and_recipe(whole):
     lines = [json.loads(line) for line in (whole / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert set(lines[-1]["held_out"]) == {"copy"}
-    assert lines[1]["learning_rate"] > lines[2]["learning_rate"]
+    assert all(0 < line["learning_rate"] < SMALL.learning_rate for line in lines)
     young, final = (load_file(whole / name / "model.safetensors") for name in ("young", "final"))
     assert any(not torch.equal(young[name], final[name]) for name in final)
     assert load(whole / "final").generation_config.eos_token_id == EOS_ID
@@ -237,7 +275,7 @@ from dglab_utils.models.nano_training import Recipe, train
 def kill(step, told):
     if step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-recipe = Recipe(steps=6, rows=4, warmup=2, threads=1, only=("copy",))
+recipe = Recipe(steps=6, first=4, rows=4, warmup=2, threads=1, only=("copy",))
 train(Path(sys.argv[1]), recipe, device="cpu", checkpoint_every=2, report_every=2, evaluate_every=10, each_step=kill)
 """
 
