@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dglab_utils.errors import LabError
+from dglab_utils.measure import divergence
 from dglab_utils.measure.divergence import OUTSIDE, checksums, compare
 from dglab_utils.models import build
 from dglab_utils.sampling.noise import row_noise
@@ -136,6 +137,40 @@ def test_another_path_is_told():
     found = compare(forked, lambda rows: forked(torch.ones(rows, 3)), copies=2)
     assert found.first.another_path == "aten.sin.default in Forked"
     assert found.first.operation.name == "aten.exp.default"
+
+
+def test_a_copy_is_no_other_path():
+    """Whether a tensor must be copied first depends on how it lies in memory, and changes no number."""
+
+    class Copying(nn.Module):
+        def forward(self, x):
+            return (x.clone() if len(x) > 1 else x).exp() + 1
+
+    copying = Copying()
+    found = compare(copying, lambda rows: copying(torch.ones(rows, 3)), copies=3)
+    assert found.first is None and [op.name for op in found.operations][-2:] == ["aten.exp.default", "aten.add.Tensor"]
+
+
+def test_the_sign_of_a_zero_is_no_value():
+    class Signed(nn.Module):
+        def forward(self, x):
+            return x * (1.0 if len(x) == 1 else torch.tensor([1.0, -1.0, 1.0]))
+
+    signed = Signed()
+    found = compare(signed, lambda rows: signed(torch.zeros(rows, 3)), copies=2)
+    assert found.first is None or found.first.elements == 0.0
+
+
+@pytest.mark.parametrize("looked_at", [4096, 40])
+def test_what_moved_is_measured_in_pieces(monkeypatch, looked_at):
+    """Rows in another order, some of them changed by 0.5 in one of four elements; by hand, whatever the pieces."""
+    monkeypatch.setattr(divergence, "CHUNK", 300)
+    monkeypatch.setattr(divergence, "LOOKED_AT", looked_at)
+    one = torch.arange(400.0).reshape(100, 4)
+    many = one.repeat(2, 1).flip(0).clone()
+    many[:100, 0] += 0.5
+    elements, largest, magnitude = divergence._differences(one, many, copies=2)
+    assert (elements, largest, magnitude) == (pytest.approx(100 / 800), 0.5, 399.0)
 
 
 def test_the_sampler_has_a_name_of_its_own(model):

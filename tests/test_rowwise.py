@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, MptConfig, MptForCausalLM
 
 from dglab_utils.errors import LabError
 from dglab_utils.measure.rowwise import ALL, PARTS, parts_of, row_wise
@@ -72,6 +72,30 @@ def test_a_causal_model_generates_the_same(causal, part):
     plain = causal.generate(prompts, **asked)
     with row_wise(causal, [part]):
         assert torch.equal(causal.generate(prompts, **asked), plain)
+
+
+@pytest.mark.parametrize("parts", [[ALL], ["attention", "norms"]])
+def test_a_plain_forward_works_too(causal, parts):
+    """No generate() around it: the cache is made inside, by each row for itself."""
+    prompts = torch.randint(3, 60, (3, 5), generator=torch.Generator().manual_seed(1))
+    plain = causal(prompts)
+    with row_wise(causal, parts), torch.no_grad():
+        told = causal(prompts)
+    torch.testing.assert_close(told.logits, plain.logits, atol=1e-5, rtol=1e-5)
+    for own, theirs in zip(told.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        torch.testing.assert_close(own.keys, theirs.keys, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_bias_of_heads_is_not_cut(rows):
+    """MPT hands [heads, 1, positions] to its attention, which with as many rows looks like a batch."""
+    torch.manual_seed(0)
+    mpt = MptForCausalLM(MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=64, max_seq_len=32)).eval()
+    prompts = torch.randint(3, 60, (rows, 5), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = mpt(prompts).logits
+        with row_wise(mpt, ["attention"]):
+            torch.testing.assert_close(mpt(prompts).logits, plain, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_says_what_it_has(model, causal):

@@ -175,3 +175,21 @@ def test_clocks_are_read_by_name(monkeypatch):
     assert asked[0][1] == "--id=1"
     assert found["clocks.sm"] == "1980 MHz"
     assert found["clocks_event_reasons.active"] == "0x0000000000000000"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("could not create a memory object"), True),
+        (RuntimeError("tensors in shared memory have other shapes"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_running_out_of_memory_has_many_words(error, told):
+    assert timing.out_of_memory(error) == told

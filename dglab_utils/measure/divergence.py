@@ -9,8 +9,9 @@ dispatches is cut into vectors along its last dimension; of a vector a checksum 
 takes no second set of activations. A vector of the batch that the single row does not have as often as there are copies
 is a difference. Counting, and not matching places, lets operations that reorder rows (sorting tokens by expert) pass.
 
-Left out: results that are views of others; integers and truth values, which follow from floats; what sums over rows,
-and therefore is of none (tokens an expert gets); draws of `sampling.noise`, which are made row by row.
+Left out: results that are views of others, and copies, which change no number; integers and truth values, which follow
+from floats; what sums over rows, and therefore is of none (tokens an expert gets); draws of `sampling.noise`, which are
+made row by row.
 
 This module knows no model by name: anything whose `work` takes a number of rows can be compared.
 """
@@ -34,6 +35,8 @@ from dglab_utils.sampling import noise
 
 OUTSIDE = "(sampler)"  # module of an operation that no module of the model computes
 CHUNK = 1 << 20  # elements of which checksums are computed at a time: 8 MB of 64-bit products
+_COPIES = (torch.ops.aten.clone.default,)  # made or not by how a tensor lies in memory, which batches change
+LOOKED_AT = 4096  # vectors that differ, of which the nearest of the single row is looked for
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Work = Callable[[int], Any]
@@ -71,8 +74,8 @@ class First:
 
     Attributes:
         operation: which.
-        elements: share of the batch's elements that differ.
-        largest: difference at most, in absolute value.
+        elements: share of the batch's elements that differ in value; 0 where only the sign of a zero does.
+        largest: difference at most, in absolute value; not finite where a value is.
         magnitude: largest value there is in the single row, to compare it with.
         another_path: what the batch computed instead, where it is another operation or another shape; else empty.
     """
@@ -181,7 +184,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        if noise.drawing():
+        if noise.drawing() or func in _COPIES:
             return results
         returned = results if isinstance(results, (tuple, list)) else (results,)
         declarations = func._schema.returns
@@ -394,6 +397,11 @@ def _differences(one: Tensor, many: Tensor, copies: int) -> tuple[float, float, 
     left_many, left_one = many[~torch.isin(moved, single)], one[~torch.isin(single, moved)]
     if not len(left_one):
         left_one = one
-    nearest = left_one[torch.cdist(left_many.double(), left_one.double()).argmin(dim=1)]
-    apart = left_many != nearest
-    return float(apart.sum() / many.numel()), float((left_many.double() - nearest.double()).abs().max()), magnitude
+    some, apart, largest = left_many[:LOOKED_AT], 0, 0.0
+    step = max(1, CHUNK // len(left_one))
+    for begin in range(0, len(some), step):  # a piece of the table of distances at a time
+        these = some[begin : begin + step]
+        nearest = left_one[torch.cdist(these.double(), left_one.double()).argmin(dim=1)]
+        apart += int((these != nearest).sum())
+        largest = max(largest, float((these.double() - nearest.double()).abs().max()))
+    return apart / some.numel() * left_many.numel() / many.numel(), largest, magnitude

@@ -5,7 +5,7 @@
     first_divergence(model, prompts[:1], batch=4)     # module and operation whose value differs first
 
 Noise is pinned to the row (`sampling.noise`), so that two runs of a request draw the same; `control` shows what they do
-without. A causal language model takes the most likely token, which draws nothing.
+without. A causal language model takes the most likely token, without beams, which draws nothing.
 
 Compared are, of every step: the logits (a checksum of each position's bits, before temperature), their entropies, what
 was accepted, the best guess; and of the end: text and stopping step. Nothing here knows why a value differs;
@@ -15,6 +15,7 @@ was accepted, the best guess; and of the end: text and stopping step. Nothing he
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from dglab_utils.measure.divergence import Divergence, checksums, compare
 from dglab_utils.sampling.noise import mixed, row_noise
 from dglab_utils.sampling.observe import observe
 
+MOST_ROWS = 1024
 WHAT = ("logits", "entropy", "accepted", "guess")  # of a step, in the order they follow from each other
 
 
@@ -60,8 +62,9 @@ class _Noted(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         positions = scores.reshape(len(scores), -1, scores.shape[-1])
         self.sums.append(checksums(positions.flatten(0, 1)).view(positions.shape[:2]).cpu().numpy())
-        logs = positions.float().log_softmax(-1)
-        self.entropies.append(-(logs.exp() * logs).sum(-1).cpu().numpy())
+        # A row at a time: this must not depend on the batch itself. A logit of -inf, a token that is ruled out, adds 0.
+        entropies = [torch.special.entr(row.float().softmax(-1)).sum(-1) for row in positions]
+        self.entropies.append(torch.stack(entropies).cpu().numpy())
         self.guesses.append(positions.argmax(-1).cpu().numpy())
         return scores
 
@@ -102,8 +105,11 @@ def run_rows(model: PreTrainedModel, prompts: Tensor, row_seeds: Sequence[int], 
     return runs
 
 
+_MOST_LIKELY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
+
+
 def _causal_rows(model: PreTrainedModel, prompts: Tensor, noted: _Noted, settings: dict[str, Any]) -> list[RowRun]:
-    generated = model.generate(prompts, **{"do_sample": False} | settings)
+    generated = model.generate(prompts, **_MOST_LIKELY | settings)
     sequences = getattr(generated, "sequences", generated)[:, prompts.shape[1] :].cpu().numpy()
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else np.atleast_1d(ends).tolist()
@@ -170,25 +176,27 @@ class Comparison:
 
 
 def protocol(
-    model: PreTrainedModel, prompts: Tensor, *, batch: int = 4, seed: int = 0, **settings: Any
+    model: PreTrainedModel, prompts: Tensor, *, batch: int = 4, seeds: Sequence[int] | None = None, **settings: Any
 ) -> Iterator[Comparison]:
     """Runs every prompt alone and in every placement, and compares; one comparison after the other.
+
+    Copies are 2, 4, 8, ... and `batch`; different neighbours fill a batch. Either way each prompt is in each row once.
 
     Args:
         prompts: `[N, P]` token ids of one length. With one prompt there are no different neighbours to give it.
         batch: rows, 2 or more.
-        seed: prompt i draws its noise from (seed, i), wherever it stands.
+        seeds: of each prompt's noise, wherever it stands; None for those of `row_seeds`.
         settings: of `generate()`.
     """
     check_batch(prompts, batch)
-    count, seeds = len(prompts), [mixed(seed, i) for i in range(len(prompts))]
+    count, seeds = len(prompts), row_seeds(len(prompts)) if seeds is None else seeds
     alone: list[RowRun] = []
     for i in range(count):
         alone += run_rows(model, prompts[i : i + 1], seeds[i : i + 1], **settings)
-        copied = run_rows(model, prompts[i : i + 1].repeat(batch, 1), [seeds[i]] * batch, **settings)
-        for row, run in enumerate(copied):
-            yield compared(i, Placement(batch, row, False), alone[i], run)
-    # Every row of a batch is a request that was run alone: so many batches put each request in each row once.
+        for copies in copies_of(batch):
+            copied = run_rows(model, prompts[i : i + 1].repeat(copies, 1), [seeds[i]] * copies, **settings)
+            for row, run in enumerate(copied):
+                yield compared(i, Placement(copies, row, False), alone[i], run)
     for shift in range(count if count > 1 else 0):
         who = [(shift + row) % count for row in range(batch)]
         runs = run_rows(model, prompts[who], [seeds[i] for i in who], **settings)
@@ -196,11 +204,26 @@ def protocol(
             yield compared(i, Placement(batch, row, True), alone[i], run)
 
 
+def row_seeds(prompts: int, seed: int = 0) -> list[int]:
+    """Seeds of the prompts' noise: that of prompt i follows from (seed, i)."""
+    return [mixed(seed, i) for i in range(prompts)]
+
+
+def copies_of(batch: int) -> list[int]:
+    """Batches of copies that the protocol tries: 2, 4, 8, ... below `batch`, and `batch`."""
+    return [2**i for i in range(1, batch.bit_length()) if 2**i < batch] + [batch]
+
+
+def comparisons_of(prompts: int, batch: int) -> int:
+    """How many comparisons the protocol makes."""
+    return prompts * (sum(copies_of(batch)) + (batch if prompts > 1 else 0))
+
+
 def compared(prompt: int, placement: Placement, alone: RowRun, run: RowRun) -> Comparison:
     """Two runs of one request, step by step."""
     steps = min(len(alone.iterations["logits"]), len(run.iterations["logits"]))
     unlike = {  # [S, L]
-        name: alone.iterations[name][:steps] != run.iterations[name][:steps]
+        name: _unlike(alone.iterations[name][:steps], run.iterations[name][:steps])
         for name in WHAT
         if name in alone.iterations
     }
@@ -218,6 +241,11 @@ def compared(prompt: int, placement: Placement, alone: RowRun, run: RowRun) -> C
         first=first,
         growth=tuple(unlike["logits"].mean(axis=1).tolist()),
     )
+
+
+def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where they differ. What is no number in both is alike."""
+    return (a != b) & ~((a != a) & (b != b))
 
 
 def control(
@@ -249,35 +277,71 @@ def capped(model: PreTrainedModel, steps: int) -> dict[str, Any]:
 
 
 def drawn_prompts(model: PreTrainedModel, count: int, tokens: int = 16, seed: int = 0) -> Tensor:
-    """`[count, tokens]` random token ids that the model reads, for a question that does not depend on sense."""
+    """`[count, tokens]` random token ids that the model reads, for a question that does not depend on sense.
+
+    None of them is special: padding, ends, images.
+    """
     if count < 1 or tokens < 1:
         raise LabError(f"prompts: {count} of {tokens} tokens; want 1 or more of both")
-    vocabulary = model.config.get_text_config().vocab_size
-    drawn = torch.randint(3, vocabulary, (count, tokens), generator=torch.Generator().manual_seed(seed))
-    return drawn.to(model.device)
+    text = model.config.get_text_config()
+    named = [value for config in (model.config, text) for name, value in vars(config).items() if "token_id" in name]
+    special = {int(i) for ids in named if ids is not None for i in np.atleast_1d(ids)}
+    plain = torch.tensor([i for i in range(3, text.vocab_size) if i not in special])
+    drawn = torch.randint(len(plain), (count, tokens), generator=torch.Generator().manual_seed(seed))
+    return plain[drawn].to(model.device)
 
 
 def check_batch(prompts: Tensor, batch: int) -> None:
     """Raises LabError unless these prompts can be run in such a batch and compared with single rows."""
     if prompts.ndim != 2 or not prompts.numel():
         raise LabError(f"prompts of shape {list(prompts.shape)}: want [prompts, tokens], one or more, of one length")
-    if batch < 2:
-        raise LabError(f"batch {batch}: to compare with a single row it takes 2 or more")
+    if not 2 <= batch <= MOST_ROWS:
+        raise LabError(f"batch {batch}: to compare with a single row it takes 2 or more, and {MOST_ROWS} at most")
+
+
+class _Enough(BaseException):
+    """Leaves `generate()` in the middle; no `except Exception` on the way may hold it."""
+
+
+class _Leaving(LogitsProcessor):
+    """Passes so many steps, and leaves at the next."""
+
+    def __init__(self, steps: int):
+        self.left = steps
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not self.left:
+            raise _Enough
+        self.left -= 1
+        return scores
 
 
 def first_divergence(
-    model: PreTrainedModel, prompt: Tensor, *, batch: int = 4, seed: int = 0, spread: bool = True, **settings: Any
+    model: PreTrainedModel,
+    prompt: Tensor,
+    *,
+    steps: int,
+    batch: int = 4,
+    row_seed: int | None = None,
+    spread: bool = True,
+    **settings: Any,
 ) -> Divergence:
     """Module and operation at which copies of a prompt first leave the single row's values.
 
     Args:
         prompt: `[1, P]` token ids.
-        settings: of `generate()`; few steps are enough, and a step is some hundred operations.
+        steps: that are looked at, denoising steps or tokens, from the first. The generation is that of the settings,
+            and is left after them: a lower cap would be another one, whose temperature falls faster.
+        row_seed: of the prompt's noise; None for that of `row_seeds`.
+        settings: of `generate()`.
     """
     check_batch(prompt, batch)
+    seed = row_seeds(1)[0] if row_seed is None else row_seed
 
     def work(rows: int) -> None:
-        generate_pinned(model, prompt.repeat(rows, 1), [mixed(seed, 0)] * rows, settings)
+        leaving = {"logits_processor": LogitsProcessorList([_Leaving(steps)])}
+        with suppress(_Enough):
+            generate_pinned(model, prompt.repeat(rows, 1), [seed] * rows, settings | leaving)
 
     return compare(model, work, copies=batch, spread=spread)
 
@@ -291,5 +355,5 @@ def generate_pinned(
         with row_noise(model, row_seeds):
             output = model.generate(prompts, **asked)
     else:
-        output = model.generate(prompts, **{"do_sample": False} | asked)
+        output = model.generate(prompts, **_MOST_LIKELY | asked)
     return getattr(output, "sequences", output)

@@ -21,10 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dglab_utils.errors import LabError
-from dglab_utils.measure.invariance import capped, check_batch, generate_pinned, protocol
+from dglab_utils.measure.invariance import capped, check_batch, generate_pinned, protocol, row_seeds
 from dglab_utils.measure.rowwise import ALL, parts_of, row_wise
-from dglab_utils.measure.timing import in_turns, out_of_memory
-from dglab_utils.sampling.noise import mixed
+from dglab_utils.measure.timing import Ratio, in_turns, out_of_memory, ratio
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,23 @@ class Setting:
         told += ["without oneDNN"] if self.plain_kernels else []
         return ", ".join(told) or "plain batch"
 
+    @property
+    def code(self) -> str:
+        """How to switch it on, for who has the model."""
+        told = [f"dglab_utils.measure.rowwise.row_wise(model, {list(self.parts)})"] if self.parts else []
+        told += [f"model.set_experts_implementation({self.experts!r})"] if self.experts else []
+        told += [f"model.set_attn_implementation({self.attention!r})"] if self.attention else []
+        told += ["torch.use_deterministic_algorithms(True, warn_only=True)"] if self.deterministic else []
+        told += ["torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)"] if self.plain_kernels else []
+        return "; ".join(told)
+
     @contextmanager
     def on(self, model: PreTrainedModel) -> Iterator[None]:
         """Inside, the model runs this way; after, as before."""
         experts = getattr(model.config, "_experts_implementation", None)  # models without experts have none
         attention = model.config._attn_implementation
         deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         with ExitStack() as stack:
             if self.experts:
                 model.set_experts_implementation(self.experts)
@@ -67,7 +77,7 @@ class Setting:
                 stack.callback(model.set_attn_implementation, attention)
             if self.deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
-                stack.callback(torch.use_deterministic_algorithms, deterministic)
+                stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
             if self.plain_kernels:  # not `flags`, which sets three more
                 was_enabled, *_ = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)
                 stack.callback(torch.backends.mkldnn.set_flags, was_enabled, _fp32_precision=None)
@@ -89,20 +99,26 @@ class Fix:
     times: dict[str, np.ndarray]
     tried: dict[Setting, bool | None]
 
-    def over_plain(self, way: str) -> float:
-        """Median time of a way, by its name, over that of the plain batch."""
-        return float(np.median(self.times[way]) / np.median(self.times[str(Setting())]))
+    def over_plain(self, way: str) -> Ratio:
+        """Time of a way, by its name, over that of the plain batch, pair by pair."""
+        return ratio(self.times[way], self.times[str(Setting())])
 
 
 def holds(
-    model: PreTrainedModel, setting: Setting, prompts: Tensor, *, batch: int = 4, seed: int = 0, **settings: Any
+    model: PreTrainedModel,
+    setting: Setting,
+    prompts: Tensor,
+    *,
+    batch: int = 4,
+    seeds: Sequence[int] | None = None,
+    **settings: Any,
 ) -> bool:
     """Whether, run this way, every prompt has the values of its single run in every placement of the protocol.
 
     The single run is run this way too: a switch may change the values, as long as it changes them for all.
     """
     with setting.on(model):
-        return all(found.same for found in protocol(model, prompts, batch=batch, seed=seed, **settings))
+        return all(found.same for found in protocol(model, prompts, batch=batch, seeds=seeds, **settings))
 
 
 def switches(model: PreTrainedModel) -> list[Setting]:
@@ -126,7 +142,7 @@ def minimal_fix(
     prompts: Tensor,
     *,
     batch: int = 4,
-    seed: int = 0,
+    seeds: Sequence[int] | None = None,
     steps: int = 2,
     rounds: int = 5,
     each: Callable[[Setting, bool | None], object] = lambda *_: None,
@@ -139,9 +155,11 @@ def minimal_fix(
     by row are always among it, unless the switches of a backend undo even that.
 
     Args:
-        prompts: `[N, P]` to try on; what is enough for few may not be for others: see `confirmed`.
-        steps: to try and to time on, denoising steps or tokens; where the plain batch shows no difference within them,
-            it is tried without this cap.
+        prompts: `[N, P]` to try on, such that the plain batch differs; what is enough for few may not be for others:
+            see `confirmed`.
+        seeds: of each prompt's noise; None for those of `row_seeds`.
+        steps: cap to try and to time with, denoising steps or tokens; where the plain batch shows no difference with
+            it, nothing is capped while trying. Where it shows none then either, nothing else is tried.
         rounds: timings of each.
         each: called with each setting tried.
         settings: of `generate()`.
@@ -153,7 +171,7 @@ def minimal_fix(
     def enough(setting: Setting) -> bool:
         if setting not in tried:
             try:
-                tried[setting] = holds(model, setting, prompts, batch=batch, seed=seed, **few)
+                tried[setting] = holds(model, setting, prompts, batch=batch, seeds=seeds, **few)
             except _CANNOT as error:
                 if setting == Setting(parts=setting.parts) or isinstance(error, LabError) or out_of_memory(error):
                     raise  # no switch is to blame
@@ -164,6 +182,8 @@ def minimal_fix(
     if enough(Setting()):
         few = settings
         del tried[Setting()]
+        if enough(Setting()):
+            return Fix((), {}, tried)
     minimal: list[Setting] = []
     kept = tuple(part for part in parts_of(model) if part != ALL)
     for switch in switches(model):  # the plain batch first: what it needs is where the others begin
@@ -186,7 +206,8 @@ def minimal_fix(
     if not minimal:
         return Fix((), {}, tried)
     timed = settings | capped(model, steps)
-    times = cost(model, minimal, prompts[:1], batch=batch, rounds=rounds, seed=seed, **timed)
+    row_seed = None if seeds is None else seeds[0]
+    times = cost(model, minimal, prompts[:1], batch=batch, rounds=rounds, row_seed=row_seed, **timed)
     ways = sorted(dict.fromkeys(minimal), key=lambda setting: float(np.median(times[str(setting)])))
     return Fix(tuple(ways), times, tried)
 
@@ -211,17 +232,18 @@ def cost(
     *,
     batch: int,
     rounds: int = 5,
-    seed: int = 0,
+    row_seed: int | None = None,
     **settings: Any,
 ) -> dict[str, np.ndarray]:
     """Seconds to generate for a batch of copies, `[rounds]` for each way, the plain batch, and ONE_BY_ONE, in turns.
 
     Args:
         prompt: `[1, P]` token ids.
+        row_seed: of the prompt's noise; None for that of `row_seeds`.
         settings: of `generate()`; for the same work in each, set a cap that all of them reach.
     """
     check_batch(prompt, max(batch, 2))
-    seeds = [mixed(seed, 0)] * batch
+    seeds = [row_seeds(1)[0] if row_seed is None else row_seed] * batch
 
     def whole(setting: Setting) -> None:
         with setting.on(model):

@@ -39,6 +39,8 @@ _CLASSES = {
     "experts": ("Experts",),
     "self-conditioning": ("SelfConditioning",),
 }
+# Arguments that all rows share, although their first dimension may be as long as the batch: a bias for each head.
+_SHARED = ("position_bias",)
 PARTS = (*_CLASSES, "LM head", ALL)
 
 
@@ -147,7 +149,10 @@ def _each_row(forward: Callable, rows: _Rows) -> Callable:
         try:
             for row in range(count):
                 own_args = [_cut(value, row, count, caches) for value in args]
-                own_kwargs = {name: _cut(value, row, count, caches) for name, value in kwargs.items()}
+                own_kwargs = {
+                    name: value if name in _SHARED else _cut(value, row, count, caches)
+                    for name, value in kwargs.items()
+                }
                 told.append(forward(*own_args, **own_kwargs))
         finally:
             rows.count = count
@@ -179,8 +184,9 @@ def _joined(told: list[Any], caches: dict[int, _Caches]) -> Any:
     first = told[0]
     if isinstance(first, Tensor):
         return torch.cat(told)
-    if isinstance(first, Cache):
-        return next(cache.whole for cache in caches.values() if first is cache.of(0))
+    if isinstance(first, Cache):  # given back to the one that was cut, or one that each row made for itself
+        given = next((cache.whole for cache in caches.values() if first is cache.of(0)), None)
+        return _merged(copy.copy(first), told) if given is None else given
     if isinstance(first, ModelOutput):
         return type(first)(**{name: _joined([t[name] for t in told], caches) for name in first})
     if isinstance(first, (list, tuple)):
@@ -209,13 +215,19 @@ class _Caches:
 
     def give_back(self) -> None:
         """Puts what the rows read into the whole."""
-        layers = []
-        for of_rows in zip(*(own.layers for own in self.rows), strict=True):
-            layer = of_rows[0]
-            if layer.keys is not None:
-                layer.keys, layer.values = (torch.cat([getattr(own, n) for own in of_rows]) for n in ("keys", "values"))
-            layers.append(layer)
-        self.whole.layers = layers
+        _merged(self.whole, self.rows)
+
+
+def _merged(whole: Cache, rows: list[Cache]) -> Cache:
+    """`whole`, holding what the caches of the rows hold."""
+    layers = []
+    for of_rows in zip(*(own.layers for own in rows), strict=True):
+        layer = copy.copy(of_rows[0])
+        if layer.keys is not None:
+            layer.keys, layer.values = (torch.cat([getattr(own, n) for own in of_rows]) for n in ("keys", "values"))
+        layers.append(layer)
+    whole.layers = layers
+    return whole
 
 
 class _Product(TorchFunctionMode):

@@ -291,7 +291,9 @@ def free_memory(device: Device = "cpu") -> int:
         return free
 
 
-def refuse_unless_fits(needed: int, device: Device, what: str) -> None:
+def refuse_unless_fits(
+    needed: int, device: Device, what: str, remedy: str = "take a smaller size, batch or context"
+) -> None:
     """Refuses, before anything is allocated, what will not fit into the memory that is free.
 
     Raises:
@@ -299,16 +301,16 @@ def refuse_unless_fits(needed: int, device: Device, what: str) -> None:
     """
     free = free_memory(device)
     if needed > free:
-        raise LabError(
-            f"{what} needs {needed:,} bytes on {device}, {free:,} are free; take a smaller size, batch or context"
-        )
+        raise LabError(f"{what} needs {needed:,} bytes on {device}, {free:,} are free; {remedy}")
 
 
 def out_of_memory(error: Exception) -> bool:
     """Whether this is an allocation that failed. PyTorch's CPU allocator raises a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "alloc" in str(error) and "memory" in str(error)
+    said = str(error).lower()
+    words = ("out of memory", "allocate memory", "alloc_failed", "bad_alloc", "could not create a memory object")
+    return isinstance(error, RuntimeError) and any(word in said for word in words)
 
 
 def unless_out_of_memory(measure: Callable[[], T]) -> T | None:

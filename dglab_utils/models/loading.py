@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -40,7 +41,8 @@ def load(
         source: `toy-17m` and its like (random weights, seed 0), `nano` or `nano-young` (trained, in this
             repository), a folder with `config.json` and `*.safetensors`, or an id such as
             `google/diffusiongemma-26B-A4B-it`.
-        device, dtype: where and in what precision the weights are put.
+        device, dtype: where and in what precision the weights are put; "auto" keeps the precision that they are saved
+            in.
         trust_remote_code: run Python code that the checkpoint carries. Off by default: it is arbitrary code.
 
     Returns:
@@ -48,21 +50,25 @@ def load(
         Transformers knows for any other.
 
     Raises:
-        LabError: nothing there, no weights, weights not in safetensors, remote code needed and not allowed, a gated
-            model, no network.
+        LabError: nothing there, no weights or not all, weights not in safetensors, remote code needed and not allowed,
+            a gated model, no network; an encoder-decoder.
     """
     source = str(source)
     if source.partition(":")[0] in SHAPES:
-        return build(source, device=device, dtype=dtype)
-    dtype, device = as_dtype(dtype), as_device(device)
+        return build(source, device=device, dtype=torch.float32 if dtype == "auto" else dtype)
+    dtype, device = "auto" if dtype == "auto" else as_dtype(dtype), as_device(device)
     name, source = source, str(TRAINED.get(source, source))
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         diffusion = config.model_type == "diffusion_gemma"
         cls = DiffusionGemmaForBlockDiffusion if diffusion else AutoModelForCausalLM
+        if config.is_encoder_decoder and not diffusion:
+            raise LabError(f"{source}: an encoder-decoder; give a DiffusionGemma or a causal language model")
         asked = {} if diffusion else {"trust_remote_code": trust_remote_code}
-        model = cls.from_pretrained(source, config=config, dtype=dtype, use_safetensors=True, **asked)
+        model, found = cls.from_pretrained(
+            source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **asked
+        )
     except SafetensorError as error:
         raise LabError(f"{source}: weights are damaged ({error}); download or save them again") from error
     except RuntimeError as error:
@@ -71,8 +77,12 @@ def load(
         raise LabError(
             f"{source}: config.json describes another shape than the weights have; take both from one place"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise LabError(_told(source, error)) from error
+    if missing := sorted(found["missing_keys"]):
+        raise LabError(
+            f"{source}: {len(missing)} weights are missing, such as {missing[0]}; they would be random numbers"
+        )
     model.name_or_path = name  # what a trace or a result says was run; a folder of this machine tells nobody anything
     return model.to(device).eval()
 
@@ -84,6 +94,9 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
         raise LabError(f"{source}: a toy with random weights has no tokenizer; give token ids")
     source = str(TRAINED.get(source, source))
     _check_folder(source, weights=False)
+    files = ("tokenizer*", "vocab*", "*.model", "spiece*")
+    if Path(source).is_dir() and not any(any(Path(source).glob(name)) for name in files):
+        raise LabError(f"{source}: no tokenizer in this folder; put that of the checkpoint there")
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

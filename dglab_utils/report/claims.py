@@ -379,7 +379,12 @@ def _batch_changes_text(results: Results) -> Verdict:
         return Verdict("partly", measured, "Some texts depend on the rows beside them.")
     if any(run["any"] for run in runs):
         return Verdict("partly", measured, "Numbers depend on the rows beside them; no text was seen to change.")
-    return Verdict("not reproduced", measured, "On this device every row had the values of its single run.")
+    why = "In half precision every row had the values of its single run on this device."
+    others = [run for run in results.verdict_input("runs") if run["prompts"] and run["any"]]
+    if others:
+        counts = ", ".join(f"{run['dtype']} ({run['any']} of {run['prompts']} requests)" for run in others)
+        why += f" Numbers depended on the batch in {counts}."
+    return Verdict("not reproduced", measured, why)
 
 
 def _router_first(results: Results) -> Verdict:
@@ -398,7 +403,7 @@ def _router_first(results: Results) -> Verdict:
 def _two_parts_suffice(results: Results) -> Verdict:
     runs = [run for run in _half_precision(results) if run["any"] and run["report_fix"] is not None]
     if not runs:
-        raise LabError("nothing differed in bfloat16 in this run, so there was nothing to undo")
+        raise LabError("in half precision no whole generation differed in this run, so there was nothing to undo")
     enough = {f"{r['model']}, {r['dtype']}": r["report_fix"] for r in runs}
     measured = "; ".join(f"{name}: {'enough' if yes else 'not enough'}" for name, yes in enough.items())
     if all(enough.values()):

@@ -3,17 +3,22 @@
 One page: in the terminal, and on request as JSON and as HTML. Exit status 0 where every request had the values of its
 single run in every batch, 1 where not, 2 where it could not be found out.
 
-What is measured is `measure.invariance`'s; this module reads prompts, asks, and tells. A check that is broken off, or
-runs out of memory, tells what it has until then and says that it is partial.
+What is measured is `measure.invariance`'s; this module reads prompts, asks, and tells. A check that is broken off, runs
+out of memory, or cannot look for the cause, tells what it has until then and says what is missing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count as counting
+from math import isfinite
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedModel
@@ -21,15 +26,18 @@ from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedModel
 from dglab_utils.errors import LabError
 from dglab_utils.measure import invariance, invariance_fix
 from dglab_utils.measure.divergence import Divergence
-from dglab_utils.measure.invariance import Comparison, capped, drawn_prompts
+from dglab_utils.measure.invariance import Comparison, capped, comparisons_of, copies_of, drawn_prompts, row_seeds
 from dglab_utils.measure.invariance_fix import ONE_BY_ONE, Fix, Setting
 from dglab_utils.measure.timing import out_of_memory, refuse_unless_fits, unless_out_of_memory
 from dglab_utils.models.loading import TRAINED, load, load_tokenizer
-from dglab_utils.models.shapes import as_device
-from dglab_utils.runs.check_page import Page, as_text, write
+from dglab_utils.models.nano_tasks import TASKS
+from dglab_utils.models.shapes import as_device, as_dtype
+from dglab_utils.runs.check_page import Page, refuse_unwritable, tell
 from dglab_utils.runs.prompts import lines_of
 
 SEARCH_STEPS = 2  # denoising steps, or tokens, that a fix is tried and timed on
+TOKENS = 64  # of a causal model's answer, where no number is given
+MOST_SEED = 2**63 - 1
 
 
 @dataclass
@@ -37,8 +45,11 @@ class Report:
     """What was asked of which model where, and what came out; filled as the check goes on.
 
     Attributes:
+        prompts_from: where the prompts are from, in words.
+        comparisons: those that were made, of `wanted`.
         helps: the cheapest way found in which all prompts are independent of their batch, tried on all of them.
         partial: why it ended early; empty where it did not.
+        unexplained: why cause or remedy are missing; empty where they are not.
     """
 
     model: str
@@ -47,18 +58,23 @@ class Report:
     batch: int
     prompts: int
     prompt_tokens: int
+    prompts_from: str
+    wanted: int
     comparisons: list[Comparison] = field(default_factory=list)
     divergence: Divergence | None = None
     fix: Fix | None = None
     helps: Setting | None = None
     partial: str = ""
+    unexplained: str = ""
 
     @property
-    def invariant(self) -> bool:
-        """Whether nothing differed, at any step of any comparison."""
-        return all(c.same for c in self.comparisons)
+    def invariant(self) -> bool | None:
+        """Whether nothing differed, at any step of any comparison; None where not all were made and none differed."""
+        if not all(c.same for c in self.comparisons):
+            return False
+        return True if len(self.comparisons) == self.wanted else None
 
-    def prompts_with(self, differs: Any) -> int:
+    def prompts_with(self, differs: Callable[[Comparison], object]) -> int:
         """Prompts of which a comparison differs so."""
         return len({c.prompt for c in self.comparisons if differs(c)})
 
@@ -78,22 +94,36 @@ def check(
     """Runs the check.
 
     Args:
-        prompts: a text file, a prompt a line, all of as many tokens; None draws `count` of random tokens.
+        prompts: a text file, a prompt a line, all of as many tokens; None draws `count`: tasks of its own for nano,
+            random tokens for others.
+        dtype: of the weights; "auto" for that of the checkpoint.
         steps: cap on denoising steps, or new tokens of a causal model; None leaves the checkpoint's settings.
         fix: look for the cheapest settings that help, where something differs.
 
     Raises:
         LabError: nothing could be compared.
     """
+    if not 0 <= seed <= MOST_SEED or (steps is not None and steps < 1) or count < 1:
+        raise LabError(f"check: seed {seed}, steps {steps}, count {count}: want 0 to 2^63 - 1, from 1, from 1")
+    invariance.check_batch(torch.zeros(1, 1), batch)
+    lines = lines_of(prompts) if prompts else None
     model = _loaded(source, device, dtype)
-    tokens = _read_prompts(prompts, source, model) if prompts else drawn_prompts(model, count, seed=seed)
-    settings = _settings(model, steps)
-    told = Report(model.name_or_path, str(model.device), str(model.dtype).removeprefix("torch."), batch, *tokens.shape)
+    tokens, prompts_from = _prompts(source, model, lines, prompts, count, seed)
+    settings = _settings(model, tokens, steps)
+    told = Report(
+        model=model.name_or_path,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        batch=batch,
+        prompts=len(tokens),
+        prompt_tokens=tokens.shape[1],
+        prompts_from=prompts_from,
+        wanted=comparisons_of(len(tokens), batch),
+    )
 
     def ask() -> bool:
-        total = len(tokens) * batch * (2 if len(tokens) > 1 else 1)  # among copies, and among others
-        asked = invariance.protocol(model, tokens, batch=batch, seed=seed, **settings)
-        for found in tqdm(asked, total=total, desc="comparing", unit="row"):
+        asked = invariance.protocol(model, tokens, batch=batch, seeds=row_seeds(len(tokens), seed), **settings)
+        for found in tqdm(asked, total=told.wanted, desc="comparing", unit="row"):
             told.comparisons.append(found)
         if not told.invariant:
             _explain(told, model, tokens, seed, settings, fix)
@@ -112,8 +142,8 @@ def _loaded(source: str, device: str, dtype: str) -> PreTrainedModel:
     """The model; one line where its weights do not fit, before they are read where their files tell."""
     folder = Path(TRAINED.get(source, source))
     if folder.is_dir():
-        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        refuse_unless_fits(weights, as_device(device), f"{source}: loading its weights")
+        remedy = "take another device, or --dtype bfloat16"
+        refuse_unless_fits(_weights(folder, dtype), as_device(device), f"{source}: loading its weights", remedy)
     try:
         return load(source, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
@@ -122,35 +152,92 @@ def _loaded(source: str, device: str, dtype: str) -> PreTrainedModel:
         raise LabError(f"{source}: its weights do not fit on {device}; take another device or dtype") from None
 
 
-def _settings(model: PreTrainedModel, steps: int | None) -> dict[str, Any]:
+def _weights(folder: Path, dtype: str) -> int:
+    """Bytes of a checkpoint's weights once they are loaded; 0 where its files do not tell."""
+    files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
+    size = None if dtype == "auto" else as_dtype(dtype).itemsize
+    total = 0
+    try:
+        for file in files:
+            with safe_open(file, "pt") as stored:
+                for name in stored.keys():  # noqa: SIM118 (no mapping)
+                    part = stored.get_slice(name)
+                    stored_size = 4 if size is None and part.get_dtype() == "F32" else size or 2
+                    total += stored_size * torch.Size(part.get_shape()).numel()
+    except Exception:  # whatever is wrong with the file, `load` says it better
+        return 0
+    return total
+
+
+def _settings(model: PreTrainedModel, tokens: Tensor, steps: int | None) -> dict[str, Any]:
     if isinstance(model, DiffusionGemmaForBlockDiffusion):
         return {} if steps is None else capped(model, steps)
-    return {"max_new_tokens": steps or 64}
+    new, most = steps or TOKENS, getattr(model.config, "max_position_embeddings", None)
+    if most is not None and tokens.shape[1] + new > most:
+        raise LabError(f"prompts of {tokens.shape[1]} tokens and {new} new ones: the model has {most} positions")
+    return {"max_new_tokens": new}
 
 
 def _explain(
     told: Report, model: PreTrainedModel, tokens: Tensor, seed: int, settings: dict[str, Any], fix: bool
 ) -> None:
-    """Where the earliest difference starts, and what helps."""
-    first, earliest = min(((c.first.step, c.prompt) for c in told.comparisons if c.first), default=(0, 0))
-    one = tokens[earliest : earliest + 1]
-    asked: dict[str, Any] = {"batch": told.batch, "seed": seed}
-    # So many steps that it is among them; a canvas more than the first is not looked into.
-    seen = settings | capped(model, max(SEARCH_STEPS, first + 1))
-    told.divergence = invariance.first_divergence(model, one, **asked, **seen)
-    if not fix:
-        return
-    with tqdm(desc="looking for what helps", unit="setting") as bar:
-        told.fix = invariance_fix.minimal_fix(
-            model, one, steps=SEARCH_STEPS, each=lambda *_: bar.update(), **asked, **settings
-        )
-    told.helps = invariance_fix.confirmed(model, told.fix, tokens, **asked, **settings)
+    """Where the earliest difference starts, and what helps. What goes wrong here loses nothing that was compared."""
+    seeds = row_seeds(len(tokens), seed)
+    worst = min((c for c in told.comparisons if not c.same), key=lambda c: c.first.step if c.first else 0)
+    first = worst.first.step if worst.first else 0
+    among = any(c.prompt == worst.prompt and not c.placement.neighbours and not c.same for c in told.comparisons)
+    who = [worst.prompt]
+    if not among:  # copies of it are alike: it takes the others of its batch
+        who = [(worst.prompt + i) % len(tokens) for i in range(min(told.batch, len(tokens)))]
+    some, own = tokens[who], [seeds[i] for i in who]
+    try:
+        if among:
+            told.divergence = invariance.first_divergence(
+                model, some, steps=first + 1, batch=told.batch, row_seed=own[0], **settings
+            )
+        if fix:
+            with tqdm(desc="looking for what helps", unit="setting") as bar:
+                told.fix = invariance_fix.minimal_fix(
+                    model,
+                    some,
+                    batch=told.batch,
+                    seeds=own,
+                    steps=SEARCH_STEPS,
+                    each=lambda *_: bar.update(),
+                    **settings,
+                )
+            told.helps = invariance_fix.confirmed(model, told.fix, tokens, batch=told.batch, seeds=seeds, **settings)
+    except Exception as error:  # of any model there is
+        if out_of_memory(error):
+            raise
+        told.unexplained = f"{type(error).__name__}: {_one_line(error)}"
 
 
-def _read_prompts(path: Path, source: str, model: PreTrainedModel) -> Tensor:
-    lines = lines_of(path)
+def _prompts(
+    source: str, model: PreTrainedModel, lines: list[str] | None, path: Path | None, count: int, seed: int
+) -> tuple[Tensor, str]:
+    """(`[N, P]` token ids, where they are from)."""
+    if lines is not None:
+        return _encoded(lines, path, source, model), f"of {path}"
+    own = {folder.resolve() for folder in TRAINED.values()}
+    if Path(TRAINED.get(source, source)).resolve() in own:
+        # Random characters end at once; letters to shuffle keep it busy for a dozen steps.
+        drawn = (TASKS["shuffle"].example(12, Random(f"check {seed} {i}"), held_out=True).prompt for i in counting())
+        distinct: dict[str, None] = {}
+        while len(distinct) < count:
+            distinct.setdefault(next(drawn))
+        return _encoded(list(distinct), path, source, model), "letters to shuffle, a task it was trained on"
+    return drawn_prompts(model, count, seed=seed), "random tokens; give --prompts FILE for your own"
+
+
+def _encoded(lines: list[str], path: Path | None, source: str, model: PreTrainedModel) -> Tensor:
     tokenizer = load_tokenizer(source)
-    ids = [tokenizer(line)["input_ids"] for line in lines]
+    ids = []
+    for line in lines:
+        try:
+            ids.append(tokenizer(line)["input_ids"])
+        except Exception as error:  # tokenizers raises bare ones
+            raise LabError(f"{path}: {line!r} cannot be read by this tokenizer ({_one_line(error)})") from None
     other = next((i for i, tokens in enumerate(ids) if len(tokens) != len(ids[0])), None)
     if other is not None:
         raise LabError(
@@ -160,6 +247,10 @@ def _read_prompts(path: Path, source: str, model: PreTrainedModel) -> Tensor:
     return torch.tensor(ids, device=model.device)
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 # -- telling -------------------------------------------------------------------------------------------------
 
 
@@ -167,66 +258,134 @@ def page_of(told: Report) -> Page:
     """The page of a check."""
     tables: dict[str, list[tuple[str, ...]]] = {}
     details: dict[str, list[tuple[str, ...]]] = {}
-    if told.divergence:
-        shares = [(module, f"{share:.1%}") for module, share in told.divergence.by_module().items() if share]
-        details["How far it spreads"] = [("module", "vectors that differ"), *shares]
-    if told.fix:
-        ways = [(way, f"{told.fix.over_plain(way):.2f}") for way in told.fix.times]
-        tables["What each way costs"] = [("way", "times the plain batch"), *ways]
+    if told.divergence and (shares := _reached(told.divergence)):
+        details["How far it spreads"] = [
+            ("part of the model", "positions whose values differ there"),
+            *((module, f"{share:.1%}") for module, share in shares.items()),
+        ]
+    if told.fix and told.fix.ways:
+        for_all = {str(told.helps): "all requests"} if told.helps else {}
+        ways = [(way, str(told.fix.over_plain(way)), for_all.get(way, _enough_for(way))) for way in told.fix.times]
+        tables["What each way costs"] = [("way", "times the plain batch", "known to be enough for"), *ways]
+    details["How the difference grows"] = _growth(told)
     return Page(_verdict(told), _lines(told), tables, _everything(told), details)
+
+
+def _enough_for(way: str) -> str:
+    return "none" if way == str(Setting()) else "all requests" if way == ONE_BY_ONE else "the first that differed"
+
+
+def _reached(divergence: Divergence) -> dict[str, float]:
+    """Modules in which something differs, and how much of their worst operation."""
+    return {module: share for module, share in divergence.by_module().items() if share}
+
+
+def _growth(told: Report) -> list[tuple[str, ...]]:
+    """Of all comparisons in which something differs, the mean share of positions with other logits, by step."""
+    grown = [c.growth for c in told.comparisons if not c.same]
+    steps = max(map(len, grown), default=0)
+    rows = []
+    for step in range(steps):
+        there = [growth[step] for growth in grown if len(growth) > step]
+        rows.append((str(step + 1), f"{sum(there) / len(there):.1%}", str(len(there))))
+    return [("step", "positions with other logits", "comparisons that are still going"), *rows]
 
 
 def _lines(told: Report) -> list[tuple[str, str]]:
     n = told.prompts
-    others = f", and {n} batches of different prompts" if n > 1 else ""
+    copies = " and ".join(map(str, copies_of(told.batch)))
+    others = f", and in batches of {told.batch} different ones" if n > 1 else ""
+    requests = f"{n} request{'s' * (n != 1)}"
     lines = [
         ("model", f"{told.model}, {told.dtype} on {told.device}"),
-        (
-            "compared",
-            f"{n} prompt{'s' * (n > 1)} of {told.prompt_tokens} tokens: each alone, {told.batch} copies of it{others}",
-        ),
-        ("text differs", f"for {told.prompts_with(lambda c: not c.same_text)} of {n} prompts"),
-        ("stops elsewhere", f"for {told.prompts_with(lambda c: not c.same_stop)} of {n} prompts"),
-        ("some number differs", f"for {told.prompts_with(lambda c: c.first)} of {n} prompts"),
+        ("requests", f"{n} of {told.prompt_tokens} tokens ({told.prompts_from})"),
+        ("compared", f"each alone, with itself among {copies} copies of it{others}"),
+        ("another text", f"for {told.prompts_with(lambda c: not c.same_text)} of {requests}"),
+        ("another number of steps", f"for {told.prompts_with(lambda c: not c.same_stop)} of {requests}"),
+        ("another number on the way", f"for {told.prompts_with(lambda c: c.first)} of {requests}"),
     ]
+    if told.partial:
+        done = f"{len(told.comparisons)} of {told.wanted} comparisons were made"
+        lines.append(("partial", f"{told.partial}: {done}"))
     firsts = [c.first for c in told.comparisons if c.first]
     if firsts:
         earliest = min(firsts, key=lambda f: f.step)
-        lines.append(("first seen", f"at step {earliest.step + 1}, position {earliest.position}: {earliest.what[0]}"))
-    if told.divergence and (first := told.divergence.first):
-        how = (
-            f"the batch computes {first.another_path} instead"
-            if first.another_path
-            else f"{first.elements:.2%} of its elements, by {first.largest:.1e} at most"
-        )
-        lines.append(("starts in", f"{first.operation.module}, {first.operation.name}: {how}"))
-        shares = told.divergence.by_module()
-        reached = [module for module, share in shares.items() if share]
-        if reached:
-            lines.append(("spreads to", f"{len(reached)} of {len(shares)} modules, the last {reached[-1]}"))
+        where = f"in step {earliest.step + 1}, at position {earliest.position + 1}"
+        lines.append(("first seen", f"{where}: {_IN_WORDS[earliest.what[0]]}"))
+    if told.divergence:
+        lines += _start(told.divergence)
+    elif firsts:
+        why = told.unexplained or "it takes different prompts in a batch, and the search compares copies"
+        lines.append(("starts in", f"not known ({why})"))
     if told.fix:
-        lines.append(("helps here", _helps(told)))
-    if told.partial:
-        lines.append(("partial", told.partial))
+        lines += _helps(told)
+    elif told.divergence and told.unexplained:
+        lines.append(("helps here", f"not known ({told.unexplained})"))
     return lines
 
 
-def _helps(told: Report) -> str:
+_IN_WORDS = {
+    "logits": "logits, the scores of the possible tokens",
+    "entropy": "entropy, how unsure it is",
+    "accepted": "which positions are accepted",
+    "guess": "the most likely token",
+}
+
+
+def _start(divergence: Divergence) -> list[tuple[str, str]]:
+    first = divergence.first
+    if first is None:
+        return [
+            ("starts in", "not found: each value of the batch is one of the single row's, in another place perhaps")
+        ]
+    where = f"{first.operation.module}, {first.operation.name}"
+    if first.another_path:
+        return [
+            ("starts in", f"{where} or before: the batch computes {first.another_path} there, and is not followed on")
+        ]
+    by = f"by {first.largest:.1e} at most, of values up to {first.magnitude:.1e}"
+    if not isfinite(first.largest):
+        by = "some of them are no finite numbers"
+    if not first.elements:
+        by = "in the sign of a zero only"
+    lines = [("starts in", f"{where}: {first.elements:.2%} of the values differ, {by}")]
+    reached = list(_reached(divergence))
+    of = len(divergence.by_module())
+    return [*lines, ("spreads to", f"{len(reached)} of the model's {of} parts, the last of them {reached[-1]}")]
+
+
+def _helps(told: Report) -> list[tuple[str, str]]:
     fix = told.fix
-    if fix is None or not fix.ways:
-        return "nothing that was tried"
+    assert fix is not None
+    if not fix.ways:
+        return [("helps here", "nothing that was tried")]
     if told.helps is None:
-        return f"nothing for all prompts; for the one that differed first: {fix.ways[0]}"
+        why = f" ({told.unexplained})" if told.unexplained else ""
+        return [("helps here", f"nothing for all requests{why}; for the first that differed: {fix.ways[0]}")]
     ratio, one = fix.over_plain(str(told.helps)), fix.over_plain(ONE_BY_ONE)
-    return f"{told.helps}: {ratio:.2f} times the time of the plain batch ({ONE_BY_ONE}: {one:.2f})"
+    return [
+        ("helps here", f"{told.helps}, at {ratio.median:.2f} times the plain batch ({ONE_BY_ONE}: {one.median:.2f})"),
+        ("switched on by", told.helps.code),
+    ]
 
 
 def _verdict(told: Report) -> str:
+    if told.invariant is None:
+        return f"Not known: {told.partial} before all was compared; until then nothing differed."
     if told.invariant:
-        return "Invariant: no number of any request depended on its batch."
+        return (
+            "Invariant here: text, steps, logits, entropies and choices of each request were those of its single run, "
+            "in every batch tried."
+        )
     if told.prompts_with(lambda c: not c.same_text):
-        return "Not invariant: the text of a request depends on its batch."
-    return "Not invariant, though no text changed here: numbers behind it depend on the batch."
+        return (
+            "Not invariant: the text of a request depends on its batch. Who needs the same answer to the same request "
+            "must fix the batch, or compute rows independently."
+        )
+    return (
+        "Not invariant, though no text changed here: numbers behind the text depend on the batch, too little to change "
+        "these texts. Where two tokens are nearly as likely, such a difference decides between them."
+    )
 
 
 def _everything(told: Report) -> dict[str, Any]:
@@ -242,11 +401,13 @@ def _everything(told: Report) -> dict[str, Any]:
 
 
 def check_and_tell(source: str, *, to_json: Path | None, to_html: Path | None, **asked: Any) -> int:
-    """Runs the check, prints the page, writes the files; returns the exit status."""
-    told = check(source, **asked)
-    page = page_of(told)
-    print(as_text(page))
-    write(page, to_json, to_html)
-    if told.partial and told.invariant:
-        return 2  # what was compared agreed; the rest is not known
-    return 0 if told.invariant else 1
+    """Runs the check, writes the files, prints the page; returns the exit status."""
+    refuse_unwritable(to_json, to_html)
+    try:
+        told = check(source, **asked)
+    except (LabError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # of any model there is: status 1 would say that it is not invariant
+        raise LabError(f"{source}: could not be checked: {type(error).__name__}: {_one_line(error)}") from error
+    tell(page_of(told), to_json, to_html)
+    return {True: 0, False: 1, None: 2}[told.invariant]

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from dglab_utils.errors import LabError
 from dglab_utils.paths import written
 
 Rows = Sequence[tuple[str, ...]]
@@ -49,7 +53,16 @@ def as_json(page: Page) -> str:
     """Everything, with the versions it was made with."""
     versions = {name: version(name) for name in ("dglab-utils", "torch", "transformers")}
     told = {"verdict": page.verdict, **page.everything, "versions": versions | {"python": platform.python_version()}}
-    return json.dumps(told, indent=1) + "\n"
+    return json.dumps(_finite(told), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(told: Any) -> Any:
+    """The same with None for what JSON cannot say: no numbers, infinities."""
+    if isinstance(told, float):
+        return told if isfinite(told) else None
+    if isinstance(told, dict):
+        return {key: _finite(value) for key, value in told.items()}
+    return [_finite(value) for value in told] if isinstance(told, (list, tuple)) else told
 
 
 def as_html(page: Page) -> str:
@@ -71,12 +84,40 @@ def as_html(page: Page) -> str:
     )
 
 
-def write(page: Page, to_json: Path | None, to_html: Path | None) -> None:
-    """Writes the page into the files that are named."""
+def refuse_unwritable(*paths: Path | None) -> None:
+    """Raises LabError for files that could not be written in the end, before anything is measured."""
+    named = [path for path in paths if path is not None]
+    if len({path.resolve() for path in named}) < len(named):
+        raise LabError(f"{named[0]}: named twice; give each form of the page a file of its own")
+    for path in named:
+        if path.exists() and not path.is_file():
+            raise LabError(f"{path}: no plain file; give another name")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise LabError(f"{path}: cannot be written ({error.strerror}); give another name") from None
+
+
+def tell(page: Page, to_json: Path | None, to_html: Path | None) -> None:
+    """Writes the page into the files that are named, then prints it, whatever the terminal can show.
+
+    Raises:
+        LabError: a file that could not be written; the others are, and the page is printed.
+    """
+    lost = []
     for path, text in ((to_json, as_json), (to_html, as_html)):
         if path is not None:
-            with written(path) as temporary:
-                temporary.write_text(text(page), encoding="utf-8")
+            try:
+                with written(path.resolve()) as temporary:  # a link stays one
+                    temporary.write_text(text(page), encoding="utf-8", errors="backslashreplace")
+            except OSError as error:
+                lost.append(f"{path}: could not be written ({error.strerror})")
+    encoding = sys.stdout.encoding or "utf-8"
+    print(as_text(page).encode(encoding, "backslashreplace").decode(encoding))
+    if lost:
+        raise LabError("; ".join(lost))
 
 
 def _aligned(rows: Rows) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dglab_utils.measure.serving import Asked, Changed, Reply, ask, requests_of
-from dglab_utils.runs.check_page import Page, as_text, write
+from dglab_utils.runs.check_page import Page, refuse_unwritable, tell
 from dglab_utils.runs.prompts import lines_of
 
 PROMPTS = (  # where no file of prompts is given
@@ -40,7 +40,8 @@ def check_server_and_tell(
     to_json: Path | None,
     to_html: Path | None,
 ) -> int:
-    """Asks, prints the page, writes the files; returns the exit status."""
+    """Asks, writes the files, prints the page; returns the exit status."""
+    refuse_unwritable(to_json, to_html)
     asked_for = lines_of(prompts) if prompts else list(PROMPTS)
     with tqdm(total=requests_of(len(asked_for), waves), desc="asking", unit="request") as bar:
         told = ask(
@@ -55,8 +56,7 @@ def check_server_and_tell(
             each=lambda _: bar.update(),
         )
     page = page_of(url, told)
-    print(as_text(page))
-    write(page, to_json, to_html)
+    tell(page, to_json, to_html)
     if told.changed or told.unsteady:
         return 1
     return 2 if told.failed or told.partial else 0

@@ -243,16 +243,20 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a Hub id, nano, or a toy; with --server, its name there"
     )
-    checking.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line")
+    checking.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="a prompt a line; of a model here all of as many tokens"
+    )
     checking.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and noise (default: 0)")
     checking.add_argument("--json", dest="to_json", type=Path, metavar="FILE", help="write everything there too")
     checking.add_argument("--html", dest="to_html", type=Path, metavar="FILE", help="write the page there too")
     here = checking.add_argument_group("a model on this machine")
     here.add_argument("--batch", type=int, default=4, metavar="N", help="rows of the batch (default: 4)")
-    here.add_argument("--count", type=int, default=4, metavar="N", help="random prompts without FILE (default: 4)")
+    here.add_argument("--count", type=int, default=4, metavar="N", help="prompts drawn without FILE (default: 4)")
     here.add_argument("--steps", type=int, metavar="N", help="cap on denoising steps, or new tokens of a causal model")
     here.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or mps (default: cpu)")
-    here.add_argument("--dtype", default="float32", metavar="T", help="of the weights (default: float32)")
+    here.add_argument(
+        "--dtype", default="auto", metavar="T", help="float32, bfloat16, float16 (default: the checkpoint's own)"
+    )
     here.add_argument("--no-fix", dest="fix", action="store_false", help="do not look for what helps")
     there = checking.add_argument_group("a running server with OpenAI's API")
     there.add_argument("--server", metavar="URL", help="such as http://127.0.0.1:8000/v1")
