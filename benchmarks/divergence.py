@@ -41,7 +41,7 @@ def main() -> int:
         model.generate(batch, **settings)
 
     def compare() -> None:
-        first_divergence(model, prompt, batch=asked.copies, **settings)
+        first_divergence(model, prompt, steps=2, batch=asked.copies, **settings)
 
     works = {"generating": generate, "comparing": compare}
     memory = {name: peak_memory(work, asked.device) for name, work in works.items()}

@@ -24,7 +24,7 @@ from dglab_utils.measure.invariance import (
     protocol,
     run_rows,
 )
-from dglab_utils.measure.invariance_fix import ONE_BY_ONE, Setting, holds, minimal_fix
+from dglab_utils.measure.invariance_fix import ONE_BY_ONE, Calls, Setting, calls_of, holds, minimal_fix
 from dglab_utils.measure.rowwise import ALL
 from dglab_utils.models import build
 from dglab_utils.models.nano import build_nano
@@ -118,6 +118,16 @@ def test_the_fix_is_enough_and_minimal(model, prompts):
     assert official == norm.forward
 
 
+def test_calls_of_a_part_are_counted_and_timed(model, prompts):
+    """Each step calls the experts of each layer once, after the encoder did: for the batch, and for a row by itself."""
+    layers = model.config.text_config.num_hidden_layers
+    calls = calls_of(model, "experts", prompts[:1], batch=3, rounds=4, **FEW)
+    assert (calls.count, calls.rows, len(calls.whole), len(calls.row)) == (layers * (1 + 2), 3, 4, 4)
+    told = Calls(10, np.full(5, 2.0), np.full(5, 1.0), 4)
+    assert told.more == 10 * (4 * 1.0 - 2.0)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
 def test_a_way_must_hold_among_different_neighbours(model, prompts, monkeypatch):
     """Copies of itself hide what only another prompt beside it brings about."""
 
@@ -182,6 +192,8 @@ def test_a_dependence_is_told_with_status_one(causal, capsys, monkeypatch):
         (["nano", "--prompts", "UNEVEN"], "prompts of different lengths: the first has 9 tokens, 'copy abcd=' has 11"),
         (["nano", "--prompts", "none.txt"], "none.txt: cannot be read"),
         (["no/such/folder/here"], "no such folder"),
+        (["nano", "--waves", "2"], "--waves is for a server; leave it out"),
+        (["--server", "http://127.0.0.1:1/v1", "--no-fix"], "--no-fix is for a model on this machine; leave it out"),
         (["nano", "--device", "cuda:9"], "not on this machine"),
     ],
 )

@@ -22,8 +22,10 @@ from transformers import PreTrainedModel
 
 from dglab_utils.errors import LabError
 from dglab_utils.measure.invariance import capped, check_batch, generate_pinned, protocol, row_seeds
-from dglab_utils.measure.rowwise import ALL, parts_of, row_wise
+from dglab_utils.measure.rowwise import ALL, cut, modules_of, parts_of, row_wise
 from dglab_utils.measure.timing import Ratio, in_turns, out_of_memory, ratio
+
+SEARCH_STEPS = 2  # denoising steps, or tokens, that ways are tried and timed on
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def minimal_fix(
     *,
     batch: int = 4,
     seeds: Sequence[int] | None = None,
-    steps: int = 2,
+    steps: int = SEARCH_STEPS,
     rounds: int = 5,
     each: Callable[[Setting, bool | None], object] = lambda *_: None,
     **settings: Any,
@@ -257,3 +259,59 @@ def cost(
         str(setting): partial(whole, setting) for setting in dict.fromkeys((Setting(), *ways))
     }
     return in_turns(works | {ONE_BY_ONE: one_by_one}, rounds=rounds, warmup=1, device=model.device)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a part is called for in a generation, and what a call costs: why row by row costs what it does.
+
+    Attributes:
+        count: calls in the generation.
+        whole, row: seconds of the last of them, `[rounds]`: for the batch at once, and for one of its rows.
+        rows: of the batch.
+    """
+
+    count: int
+    whole: np.ndarray
+    row: np.ndarray
+    rows: int
+
+    @property
+    def more(self) -> float:
+        """Seconds that calling it for each row adds to the generation, by the medians of one call."""
+        return self.count * float(self.rows * np.median(self.row) - np.median(self.whole))
+
+
+def calls_of(
+    model: PreTrainedModel, part: str, prompt: Tensor, *, batch: int, rounds: int = 15, **settings: Any
+) -> Calls:
+    """Times a part's call for a batch of copies and for one row.
+
+    Args:
+        part: of `rowwise.PARTS`, but "all".
+        prompt: `[1, P]` token ids.
+        settings: of `generate()`.
+    """
+    check_batch(prompt, batch)
+    seen: list[tuple[torch.nn.Module, tuple, dict[str, Any]]] = []
+    count = 0
+
+    def note(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        nonlocal count
+        count += 1
+        seen[:] = [(module, args, kwargs)]
+
+    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in modules_of(model, part)]
+    try:
+        generate_pinned(model, prompt.repeat(batch, 1), row_seeds(1) * batch, settings)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not seen:
+        raise LabError(f"{type(model).__name__}: {part} is not called")
+    module, args, kwargs = seen[0]
+    own_args, own_kwargs = cut((args, kwargs), 0, batch, {})
+    with torch.no_grad():
+        works = {"whole": lambda: module(*args, **kwargs), "row": lambda: module(*own_args, **own_kwargs)}
+        taken = in_turns(works, rounds=rounds, warmup=3, device=model.device)
+    return Calls(count, taken["whole"], taken["row"], batch)

@@ -46,7 +46,7 @@ PARTS = (*_CLASSES, "LM head", ALL)
 
 def parts_of(model: PreTrainedModel) -> list[str]:
     """Those of PARTS that this model has, "all" among them."""
-    return [part for part in PARTS if part == ALL or _modules(model, part)]
+    return [part for part in PARTS if part == ALL or modules_of(model, part)]
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def row_wise(model: PreTrainedModel, parts: Sequence[str]) -> Iterator[None]:
     """
     if unknown := [part for part in parts if part not in PARTS]:
         raise LabError(f"row-wise: no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    if lacking := [part for part in parts if part != ALL and not _modules(model, part)]:
+    if lacking := [part for part in parts if part != ALL and not modules_of(model, part)]:
         raise LabError(f"row-wise: {type(model).__name__} has no {lacking[0]}; it has {', '.join(parts_of(model))}")
     rows = _Rows()
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def row_wise(model: PreTrainedModel, parts: Sequence[str]) -> Iterator[None]:
             inner = _each_row(whole.forward, rows) if ALL in parts else whole.forward
             stack.enter_context(_forward_of(whole, rows.noted(inner)))
         for part in parts if ALL not in parts else ():
-            for module in _modules(model, part):
+            for module in modules_of(model, part):
                 stack.enter_context(_forward_of(module, _each_row(module.forward, rows)))
             if part == "self-conditioning":
                 decoder = model.model.decoder
@@ -85,7 +85,8 @@ def _wholes(model: PreTrainedModel) -> list[nn.Module]:
     return [model] if encoder is None else [encoder, model]
 
 
-def _modules(model: PreTrainedModel, part: str) -> list[nn.Module]:
+def modules_of(model: PreTrainedModel, part: str) -> list[nn.Module]:
+    """The modules that a part of PARTS is, but "all"; an empty list where this model has none."""
     if part == "LM head":
         head = model.get_output_embeddings()
         return [] if head is None else [head]
@@ -148,10 +149,9 @@ def _each_row(forward: Callable, rows: _Rows) -> Callable:
         told = []
         try:
             for row in range(count):
-                own_args = [_cut(value, row, count, caches) for value in args]
+                own_args = [cut(value, row, count, caches) for value in args]
                 own_kwargs = {
-                    name: value if name in _SHARED else _cut(value, row, count, caches)
-                    for name, value in kwargs.items()
+                    name: value if name in _SHARED else cut(value, row, count, caches) for name, value in kwargs.items()
                 }
                 told.append(forward(*own_args, **own_kwargs))
         finally:
@@ -163,7 +163,7 @@ def _each_row(forward: Callable, rows: _Rows) -> Callable:
     return looped
 
 
-def _cut(value: Any, row: int, rows: int, caches: dict[int, _Caches]) -> Any:
+def cut(value: Any, row: int, rows: int, caches: dict[int, _Caches]) -> Any:
     """What of an argument is the row's: a share of the first dimension, its own memory; what is shared stays."""
     if isinstance(value, Tensor):
         # One dimension longer than the batch is a range of positions, which rows share.
@@ -174,9 +174,9 @@ def _cut(value: Any, row: int, rows: int, caches: dict[int, _Caches]) -> Any:
     if isinstance(value, Cache):
         return caches.setdefault(id(value), _Caches(value, rows)).of(row)
     if isinstance(value, dict):
-        return {name: _cut(item, row, rows, caches) for name, item in value.items()}
+        return {name: cut(item, row, rows, caches) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_cut(item, row, rows, caches) for item in value)
+        return type(value)(cut(item, row, rows, caches) for item in value)
     return value
 
 

@@ -35,7 +35,6 @@ from dglab_utils.models.shapes import as_device, as_dtype
 from dglab_utils.runs.check_page import Page, refuse_unwritable, tell
 from dglab_utils.runs.prompts import lines_of
 
-SEARCH_STEPS = 2  # denoising steps, or tokens, that a fix is tried and timed on
 TOKENS = 64  # of a causal model's answer, where no number is given
 MOST_SEED = 2**63 - 1
 
@@ -202,7 +201,6 @@ def _explain(
                     some,
                     batch=told.batch,
                     seeds=own,
-                    steps=SEARCH_STEPS,
                     each=lambda *_: bar.update(),
                     **settings,
                 )

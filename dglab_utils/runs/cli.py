@@ -142,21 +142,28 @@ def test_nano(options: argparse.Namespace) -> int:
     return 0
 
 
+# Options of `check` that only one of its two forms has, with their defaults.
+_OF_A_MODEL = {"batch": 4, "count": 4, "device": "cpu", "dtype": "auto", "steps": None, "fix": True}
+_OF_A_SERVER = {"waves": [2, 4, 8], "max_tokens": 64, "timeout": 60.0, "most_requests": 1000, "most_seconds": 600.0}
+
+
 def check(options: argparse.Namespace) -> int:
     """`dglab check`: whether a request's text depends on its batch."""
     both = {name: getattr(options, name) for name in ("prompts", "seed", "to_json", "to_html")}
+    elsewhere, where = (_OF_A_MODEL, "a model on this machine") if options.server else (_OF_A_SERVER, "a server")
+    if misplaced := [name for name, default in elsewhere.items() if getattr(options, name) != default]:
+        option = "no-fix" if misplaced[0] == "fix" else misplaced[0].replace("_", "-")
+        raise LabError(f"check: --{option} is for {where}; leave it out")
     if options.server:
         from dglab_utils.runs.check_server import check_server_and_tell
 
-        of_server = ("waves", "max_tokens", "timeout", "most_requests")
-        asked = {name: getattr(options, name) for name in of_server}
+        asked = {name: getattr(options, name) for name in _OF_A_SERVER}
         return check_server_and_tell(options.server, model=options.model, **asked, **both)
     if options.model is None:
         raise LabError("check: name a model, or give --server URL")
     from dglab_utils.runs.check import check_and_tell
 
-    names = ("batch", "count", "device", "dtype", "steps", "fix")
-    return check_and_tell(options.model, **{name: getattr(options, name) for name in names}, **both)
+    return check_and_tell(options.model, **{name: getattr(options, name) for name in _OF_A_MODEL}, **both)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -250,23 +257,25 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--json", dest="to_json", type=Path, metavar="FILE", help="write everything there too")
     checking.add_argument("--html", dest="to_html", type=Path, metavar="FILE", help="write the page there too")
     here = checking.add_argument_group("a model on this machine")
-    here.add_argument("--batch", type=int, default=4, metavar="N", help="rows of the batch (default: 4)")
-    here.add_argument("--count", type=int, default=4, metavar="N", help="prompts drawn without FILE (default: 4)")
+    here.add_argument("--batch", type=int, metavar="N", help="rows of the batch (default: 4)")
+    here.add_argument("--count", type=int, metavar="N", help="prompts drawn without FILE (default: 4)")
     here.add_argument("--steps", type=int, metavar="N", help="cap on denoising steps, or new tokens of a causal model")
-    here.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or mps (default: cpu)")
-    here.add_argument(
-        "--dtype", default="auto", metavar="T", help="float32, bfloat16, float16 (default: the checkpoint's own)"
-    )
+    here.add_argument("--device", metavar="D", help="cpu, cuda or mps (default: cpu)")
+    here.add_argument("--dtype", metavar="T", help="float32, bfloat16, float16 (default: the checkpoint's own)")
     here.add_argument("--no-fix", dest="fix", action="store_false", help="do not look for what helps")
     there = checking.add_argument_group("a running server with OpenAI's API")
     there.add_argument("--server", metavar="URL", help="such as http://127.0.0.1:8000/v1")
+    there.add_argument("--waves", type=int, nargs="+", metavar="N", help="requests sent together (default: 2 4 8)")
+    there.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: 64)")
+    there.add_argument("--timeout", type=float, metavar="S", help="seconds for a request (default: 60)")
+    there.add_argument("--most-requests", type=int, metavar="N", help="refuse more (default: 1000)")
     there.add_argument(
-        "--waves", type=int, nargs="+", default=[2, 4, 8], metavar="N", help="requests at once (default: 2 4 8)"
+        "--most-seconds",
+        type=float,
+        metavar="S",
+        help="end, with what there is, after so long (default: 600)",
     )
-    there.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: 64)")
-    there.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for a request (default: 60)")
-    there.add_argument("--most-requests", type=int, default=1000, metavar="N", help="refuse more (default: 1000)")
-    checking.set_defaults(command=check)
+    checking.set_defaults(command=check, **_OF_A_MODEL, **_OF_A_SERVER)
 
     lab = commands.add_parser(
         "lab",
