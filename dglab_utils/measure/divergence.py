@@ -112,8 +112,9 @@ class Divergence:
 def compare(model: nn.Module, work: Work, *, copies: int = 4, spread: bool = True) -> Divergence:
     """Compares one row with copies of it, operation by operation.
 
-    Runs `work` three times for one row and two or three times for the copies: shapes of both, checksums of the one,
-    comparison of the other, and the values at the first difference.
+    Runs `work` once for one row, keeping checksums, and once for the copies, comparing; and for both again as far as
+    the first difference, for its values. Results whose last dimension is the rows' take another run of both, if there
+    are any.
 
     Args:
         model: whose modules are named.
@@ -127,26 +128,29 @@ def compare(model: nn.Module, work: Work, *, copies: int = 4, spread: bool = Tru
     if copies < 2:
         raise LabError(f"copies {copies}: a batch to compare with has 2 or more")
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-    one = _run(_Shapes(), names, work, 1)
-    many = _run(_Alignment(one, copies), names, work, copies)
-    along = [seen.along for seen in many if not seen.parted]
-    known = len(along)
-    checksums = _run(_Checksums(along), names, work, 1)
-    if len(checksums) < known:
-        raise LabError(f"work: {known} operations once, {len(checksums)} when repeated; it must do the same each time")
-    found = _run(_Comparison(along, checksums, copies, stop=not spread), names, work, copies)
+    one = _run(_Reference(), names, work, 1)
+    many = _run(_Comparison(one, copies, stop=not spread), names, work, copies)
+    aligned = [(i, seen) for i, (seen, _) in enumerate(many) if not seen.parted]
+    known = len(aligned)
+    found = {i: counted for i, (_, counted) in enumerate(many) if counted is not None}
+    if sideways := {i: seen.along for i, seen in aligned if _sideways(seen)}:
+        found |= _looked_at_again(sideways, names, work, copies)
     operations = tuple(
-        Operation(i, module=one[i].place[0], name=one[i].place[1], vectors=vectors, differing=differing, copies=copies)
-        for i, (vectors, differing) in found
+        Operation(
+            i, module=one[i][0].place[0], name=one[i][0].place[1], vectors=vectors, differing=differing, copies=copies
+        )
+        for i, (vectors, differing) in sorted(found.items())
     )
     first = next((op for op in operations if op.differing), None)
     if first is not None:
-        values = [_run(_Value(first.index), names, work, rows)[0] for rows in (1, copies)]
-        one_row, rows = (_rows_first(value, along[first.index]) for value in values)
+        values = [value for rows in (1, copies) for value in _run(_Value(first.index), names, work, rows)]
+        if len(values) < 2:
+            raise LabError(f"work: no operation {first.index} when repeated; it must do the same each time")
+        one_row, rows = (_rows_first(value, many[first.index][0].along) for value in values)
         return Divergence(copies, operations, First(first, *_differences(one_row, rows, copies)))
     if known < len(one) or known < len(many):
-        here = one[known] if known < len(one) else many[known]
-        instead = " in ".join(reversed(many[known].place)) if known < len(many) else "nothing"
+        here = (one if known < len(one) else many)[known][0]
+        instead = " in ".join(reversed(many[known][0].place)) if known < len(many) else "nothing"
         module, name = here.place
         operation = Operation(known, module, name, 0, 0, copies)
         return Divergence(copies, operations, First(operation, 1.0, 0.0, 0.0, another_path=instead))
@@ -246,38 +250,47 @@ def _entered(names: dict[nn.Module, str], stack: list[str]) -> Iterator[None]:
             handle.remove()
 
 
-class _Shapes(_Watch):
-    """Tells a `_Seen` of each result."""
+class _Reference(_Watch):
+    """Tells (what was seen, sorted checksums of its vectors) of each result of the single row."""
 
     def saw(self, value: Tensor, func: Any, args: tuple, kwargs: dict) -> None:
-        self.told.append(self.seen(value, func, _tensors(args, kwargs)))
+        seen = self.seen(value, func, _tensors(args, kwargs))
+        self.told.append((seen, checksums(_rows_first(value, -1)).sort().values))
 
     def seen(self, value: Tensor, func: Any, inputs: list[Tensor]) -> _Seen:
         place = (self.modules[-1] if self.modules else OUTSIDE, str(func))
         return _Seen(place, tuple(value.shape), tuple(tuple(x.shape) for x in inputs))
 
 
-class _Alignment(_Shapes):
-    """Tells a `_Seen` of each result of the batch, knowing those of the single row; ends where the paths part."""
+class _Comparison(_Reference):
+    """Tells (what was seen, (vectors of one row, differing vectors of the batch)) of each result of the batch, knowing
+    those of the single row; None where they are not compared. Ends where the paths part.
+    """
 
-    def __init__(self, one: list[_Seen], copies: int) -> None:
+    def __init__(self, one: list[tuple[_Seen, Tensor]], copies: int, *, stop: bool) -> None:
         super().__init__()
-        self.one, self.copies = one, copies
+        self.one, self.copies, self.stop = one, copies, stop
         self.of_no_row = WeakTensorKeyDictionary()  # what sums over rows, and what is computed from that
 
     def saw(self, value: Tensor, func: Any, args: tuple, kwargs: dict) -> None:
         inputs = _tensors(args, kwargs)
         many = self.seen(value, func, inputs)
-        one = self.one[self.index] if self.index < len(self.one) else None
+        one, expected = self.one[self.index] if self.index < len(self.one) else (None, None)
         if one is None or one.place != many.place:
-            self.told.append(replace(many, parted=True))
+            self.told.append((replace(many, parted=True), None))
             raise _Done
         along = self.aligned(one, many)
         if along == -1 and any(x in self.of_no_row for x in inputs):
             along = None
         if along is None:
             self.of_no_row[value] = True
-        self.told.append(replace(many, along=along))
+        many = replace(many, along=along)
+        counted = None
+        if along is not None and expected is not None and not _sideways(many):
+            counted = _counted(checksums(_rows_first(value, along)), expected, along, self.copies)
+        self.told.append((many, counted))
+        if counted is not None and counted[1] and self.stop:
+            raise _Done
 
     def aligned(self, one: _Seen, many: _Seen) -> int | None:
         if one.shape == many.shape:
@@ -288,43 +301,44 @@ class _Alignment(_Shapes):
         return longer[0] if many.shape[longer[0]] == self.copies * one.shape[longer[0]] else None
 
 
-def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
-    return [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+def _sideways(seen: _Seen) -> bool:
+    """Whether the rows are its last dimension, so that its vectors lie along another."""
+    return len(seen.shape) > 1 and seen.along == len(seen.shape) - 1
 
 
-class _Checksums(_Watch):
-    """Tells the sorted checksums of each result's vectors; None where they are not compared."""
+def _looked_at_again(
+    along: dict[int, int | None], names: dict[nn.Module, str], work: Work, copies: int
+) -> dict[int, tuple[int, int]]:
+    """(vectors of one row, differing vectors of the batch) of the results of these indices, seen along the rows."""
+    of_one = dict(_run(_Again(along), names, work, 1))
+    of_many = dict(_run(_Again(along), names, work, copies))
+    if len(of_one) < len(along):
+        raise LabError("work: it did less when repeated; it must do the same each time")
+    return {i: _counted(of_many[i], of_one[i].sort().values, along[i], copies) for i in along if i in of_many}
 
-    def __init__(self, along: list[int | None]) -> None:
+
+class _Again(_Watch):
+    """Tells (index, checksums) of the results of some indices, their vectors cut with the rows first."""
+
+    def __init__(self, along: dict[int, int | None]) -> None:
         super().__init__()
         self.along = along
 
     def saw(self, value: Tensor, func: Any, args: tuple, kwargs: dict) -> None:
-        if self.index >= len(self.along):
-            raise _Done
-        along = self.along[self.index]
-        self.told.append(None if along is None else checksums(_rows_first(value, along)).sort().values)
+        if self.index in self.along:
+            self.told.append((self.index, checksums(_rows_first(value, self.along[self.index]))))
+            if len(self.told) == len(self.along):
+                raise _Done
 
 
-class _Comparison(_Watch):
-    """Tells (index, (vectors of one row, differing vectors of the batch)) of each result that is compared."""
+def _counted(there: Tensor, expected: Tensor, along: int | None, copies: int) -> tuple[int, int]:
+    """(vectors of one row, differing vectors of the batch). What depends on no row is there once, and is of all."""
+    times = 1 if along == -1 else copies
+    return len(expected), _surplus(there, expected, times) * (copies // times)
 
-    def __init__(self, along: list[int | None], of_one: list[Tensor | None], copies: int, *, stop: bool) -> None:
-        super().__init__()
-        self.along, self.of_one, self.copies, self.stop = along, of_one, copies, stop
 
-    def saw(self, value: Tensor, func: Any, args: tuple, kwargs: dict) -> None:
-        if self.index >= len(self.along):
-            raise _Done
-        along, expected = self.along[self.index], self.of_one[self.index]
-        if along is None or expected is None:
-            return
-        there = checksums(_rows_first(value, along))
-        times = 1 if along == -1 else self.copies
-        differing = _surplus(there, expected, times)
-        self.told.append((self.index, (len(expected), differing * (self.copies // times))))
-        if differing and self.stop:
-            raise _Done
+def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
+    return [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
 
 
 class _Value(_Watch):
@@ -349,9 +363,13 @@ def checksums(vectors: Tensor) -> Tensor:
     """`[N]` int64, of `[N, F]` floating-point vectors: bits as integers, times odd random weights, summed modulo 2^64.
 
     Two vectors that differ in one element never have the same (an odd number has an inverse modulo 2^64); others have
-    it with a chance of about 2^-64.
+    it with a chance of about 2^-64. Elements are taken eight bytes at a time, where vectors are so many long.
     """
-    bits = vectors.contiguous().view(_BITS[vectors.element_size()])
+    rows, size = vectors.contiguous(), vectors.element_size()
+    if rows.shape[1] * size % 8:
+        bits = rows.view(_BITS[size])
+    else:
+        bits = (rows if not rows.storage_offset() * size % 8 else rows.clone()).view(torch.int64)
     weights = _odd_weights(bits.shape[1], bits.device)
     step = max(1, CHUNK // bits.shape[1])
     parts = [(bits[i : i + step].long() * weights).sum(-1) for i in range(0, len(bits), step)]

@@ -15,7 +15,7 @@ was accepted, the best guess; and of the end: text and stopping step. Nothing he
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -303,17 +303,24 @@ class _Enough(BaseException):
     """Leaves `generate()` in the middle; no `except Exception` on the way may hold it."""
 
 
-class _Leaving(LogitsProcessor):
-    """Passes so many steps, and leaves at the next."""
+@contextmanager
+def _left_after(model: PreTrainedModel, steps: int) -> Iterator[None]:
+    """Inside, a generation is left when it would begin another step than the first so many."""
+    left = steps
 
-    def __init__(self, steps: int):
-        self.left = steps
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if not self.left:
+    def enter(*_: Any) -> None:
+        nonlocal left
+        if not left:
             raise _Enough
-        self.left -= 1
-        return scores
+        left -= 1
+
+    part = model.model.decoder if isinstance(model, DiffusionGemmaForBlockDiffusion) else model.base_model
+    handle = part.register_forward_pre_hook(enter)
+    try:
+        with suppress(_Enough):
+            yield
+    finally:
+        handle.remove()
 
 
 def first_divergence(
@@ -339,9 +346,8 @@ def first_divergence(
     seed = row_seeds(1)[0] if row_seed is None else row_seed
 
     def work(rows: int) -> None:
-        leaving = {"logits_processor": LogitsProcessorList([_Leaving(steps)])}
-        with suppress(_Enough):
-            generate_pinned(model, prompt.repeat(rows, 1), [seed] * rows, settings | leaving)
+        with _left_after(model, steps):
+            generate_pinned(model, prompt.repeat(rows, 1), [seed] * rows, settings)
 
     return compare(model, work, copies=batch, spread=spread)
 
