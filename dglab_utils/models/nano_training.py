@@ -177,7 +177,7 @@ class Recipe:
 
 
 # Two minutes on two cores: one task is enough to see it learn.
-DEMONSTRATION = Recipe(steps=250, rows=32, warmup=25, only=("copy",))
+DEMONSTRATION = Recipe(steps=380, rows=32, warmup=25, only=("copy",))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from dglab_utils.measure.answers import (
     variety,
 )
 from dglab_utils.models.loading import TRAINED, load
+from dglab_utils.models.nano import CANVAS
 from dglab_utils.models.nano_tasks import TASKS, task_called
 from dglab_utils.models.nano_training import (
     FINAL,
@@ -53,7 +54,10 @@ def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
             if figures:
                 bar.set_postfix(canvas=f"{figures['canvas_loss']:.3f}", causal=f"{figures['causal_loss']:.3f}")
 
-        train(folder, recipe, device=device, each_step=told)
+        model = train(folder, recipe, device=device, each_step=told)
+    shown = [e for e in held_out_examples(1, seed="shown", tasks=recipe.only or tuple(TASKS)) if len(e.answer) < CANVAS]
+    for answer in by_diffusion(model, shown[:3]):
+        print(f"asked {answer.example.prompt} says {answer.text!r} in {answer.forwards} steps")
     print(f"trained: {folder / FINAL}; after {YOUNG_SHARE:.0%} of it: {folder / YOUNG}; curves: {folder / LOG}")
 
 
