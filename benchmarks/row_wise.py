@@ -38,6 +38,9 @@ def main() -> int:
     model = load(asked.model, device=asked.device, dtype=asked.dtype)
     prompts = drawn_prompts(model, asked.prompts)
     fix = minimal_fix(model, prompts[:1], batch=asked.rows)
+    if fix.tried.get(Setting()):
+        print(f"{asked.model} in {asked.dtype}: the first request does not differ here, so there is nothing to undo")
+        return 0
     helps = confirmed(model, fix, prompts, batch=asked.rows)
     if helps is None:
         sys.exit(f"{asked.model} in {asked.dtype}: nothing that was tried makes its rows independent here")

@@ -63,6 +63,7 @@ def faults(path: Path) -> list[str]:
         *_shape_faults(code, path.stem),
         *_output_faults(code),
         *_comparison_faults(code),
+        *_text_faults(notebook.cells),
         *_file_faults(path),
     ]
 
@@ -92,6 +93,12 @@ def _shape_faults(code: list[Any], name: str) -> Iterator[str]:
         yield "the last code cell is not tagged `complete`"
     elif f"complete: {name}" not in "".join(_printed(code[-1])).splitlines():
         yield f"the last cell holds no output `complete: {name}`; run the notebook to its end"
+
+
+def _text_faults(cells: list[Any]) -> Iterator[str]:
+    for n, cell in enumerate(cells):
+        if cell.cell_type == "markdown" and re.search(r"\$[^$]*\\\\[a-zA-Z][^$]*\$", cell.source):
+            yield f"cell {n} has a formula with doubled backslashes, which is shown as letters; write one"
 
 
 def _output_faults(code: list[Any]) -> Iterator[str]:

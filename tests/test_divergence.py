@@ -71,26 +71,33 @@ LAYERS = len(build("toy-1m").model.decoder.layers)
 def test_a_planted_difference_is_named(layer, part, operation):
     own = build("toy-1m")
     module = f"model.decoder.layers.{layer}.{part}"
+    plain = compare(own, generating(own), copies=2)
     planted = Planted(own, module, operation)
     with planted:
         found = compare(own, generating(own, planted), copies=2)
-    first = found.first
-    assert (first.operation.module, first.operation.name) == (module, operation)
-    assert first.operation.differing == 1
-    assert first.elements == pytest.approx(1 / (256 * 2 * own.get_submodule(module).weight.shape[0]))
-    assert 0 < first.largest < 1e-4
+    # Other machines' kernels may differ by themselves, and the planted one comes on top.
+    more = next(op for op, by_itself in zip(found.operations, plain.operations, strict=True) if op != by_itself)
+    assert (more.module, more.name) == (module, operation)
+    assert more.differing == plain.operations[more.index].differing + 1
+    if plain.first is None:
+        assert found.first.operation == more and more.differing == 1
+        assert found.first.elements == pytest.approx(1 / (256 * 2 * own.get_submodule(module).weight.shape[0]))
+        assert 0 < found.first.largest < 1e-4
 
 
 def test_a_difference_spreads_to_the_layers_after_it():
     """Of one position, and after attention of the next layer of all."""
     own = build("toy-1m")
+    plain = compare(own, generating(own), copies=2).by_module()
     planted = Planted(own, "model.decoder.layers.0.mlp.down_proj", "aten.mm.default", move=lambda value: value + 1.0)
     with planted:
-        found = compare(own, generating(own, planted), copies=2)
-    shares = found.by_module()
-    assert shares["model.decoder.layers.0.mlp.down_proj"] == pytest.approx(1 / 512)
-    assert 0.45 < shares["model.decoder.layers.1.self_attn.o_proj"] <= 0.5  # nearly all of one of two rows
-    assert not any(share for name, share in shares.items() if "encoder" in name)
+        shares = compare(own, generating(own, planted), copies=2).by_module()
+    more = {name: share - plain[name] for name, share in shares.items()}
+    assert not any(share for name, share in more.items() if "encoder" in name)
+    assert more["model.decoder.layers.0.self_attn.o_proj"] == 0
+    if not any(plain.values()):  # where the machine's kernels do not differ by themselves
+        assert shares["model.decoder.layers.0.mlp.down_proj"] == pytest.approx(1 / 512)
+        assert 0.45 < shares["model.decoder.layers.1.self_attn.o_proj"] <= 0.5  # nearly all of one of two rows
 
 
 def test_a_model_of_single_rows_raises_no_alarm():
@@ -188,6 +195,25 @@ def test_checksums_see_one_bit():
         moved = these.clone()
         moved[20, 3] = torch.nextafter(moved[20, 3], torch.tensor(torch.inf, dtype=dtype))
         assert (checksums(these) != checksums(moved)).nonzero().flatten().tolist() == [20]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("length", [7, 8, 64])
+def test_checksums_see_two_differences(dtype, length):
+    """Two signs, two last places, two elements exchanged: wherever, they do not cancel."""
+    one = torch.randn(length, generator=torch.Generator().manual_seed(1)).abs().to(dtype) + 1
+    pairs = [(i, j) for i in range(length) for j in range(i)]
+    i, j = torch.tensor(pairs).T
+    each = torch.arange(len(pairs))
+    signs, places, exchanged = (one.repeat(len(pairs), 1) for _ in range(3))
+    up = torch.nextafter(one, torch.tensor(torch.inf, dtype=dtype))
+    for k in (i, j):
+        signs[each, k] *= -1
+        places[each, k] = up[k]
+    exchanged[each, i], exchanged[each, j] = one[j], one[i]
+    own = checksums(one[None])[0]
+    assert (checksums(signs) != own).all() and (checksums(places) != own).all()
+    assert (checksums(exchanged[one[i] != one[j]]) != own).all()
 
 
 def test_one_copy_is_no_batch(model):

@@ -90,3 +90,8 @@ def test_costs_are_ratios_of_the_same_round():
     (line,) = figures.cost_by_batch(times, "plain", "a").data
     assert list(line.x) == [1, 4] and list(line.y) == [2.0, 2.0]
     assert not any(line.error_y.array) and not any(line.error_y.arrayminus)
+
+
+def test_what_another_precision_showed_is_said():
+    told = claim("batch-changes-text").verdict(runs(run(), SINGLE))
+    assert told.state == "not reproduced" and "float32 (24 of 24 requests)" in told.because

@@ -86,6 +86,7 @@ BAD: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "path": (lambda c: set_outputs(c, 2, printed("wrote /home/me/x.json\n")), "of this machine: /home/me/x.json"),
     "path in HTML": (lambda c: set_outputs(c, 2, shown(text__html="<i>/tmp/run/1</i>")), "of this machine: /tmp/run/1"),
     "host name": (lambda c: set_outputs(c, 2, printed("on lab-host-7\n")), "this machine's name: lab-host-7"),
+    "formula": (lambda c: setattr(c[0], "source", r"# A question of $\\rho$"), "doubled backslashes"),
     "format": (lambda c: setattr(c[2], "source", "print( 0 )"), "not formatted"),
 }  # fmt: skip
 

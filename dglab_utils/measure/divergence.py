@@ -34,7 +34,7 @@ from dglab_utils.errors import LabError
 from dglab_utils.sampling import noise
 
 OUTSIDE = "(sampler)"  # module of an operation that no module of the model computes
-CHUNK = 1 << 20  # elements of which checksums are computed at a time: 8 MB of 64-bit products
+CHUNK = 1 << 17  # words of which checksums are computed at a time: 1 MB, which a cache holds
 _COPIES = (torch.ops.aten.clone.default,)  # made or not by how a tensor lies in memory, which batches change
 LOOKED_AT = 4096  # vectors that differ, of which the nearest of the single row is looked for
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -109,7 +109,7 @@ class Divergence:
         return shares
 
 
-def compare(model: nn.Module, work: Work, *, copies: int = 4, spread: bool = True) -> Divergence:
+def compare(model: nn.Module, work: Work, *, copies: int = 4) -> Divergence:
     """Compares one row with copies of it, operation by operation.
 
     Runs `work` once for one row, keeping checksums, and once for the copies, comparing; and for both again as far as
@@ -120,7 +120,6 @@ def compare(model: nn.Module, work: Work, *, copies: int = 4, spread: bool = Tru
         model: whose modules are named.
         work: runs the model on so many copies of one row; called again, it does the same.
         copies: 2 or more.
-        spread: go on behind the first difference, for `by_module`.
 
     Raises:
         LabError: fewer than 2 copies; a work that is not the same when repeated.
@@ -129,7 +128,7 @@ def compare(model: nn.Module, work: Work, *, copies: int = 4, spread: bool = Tru
         raise LabError(f"copies {copies}: a batch to compare with has 2 or more")
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
     one = _run(_Reference(), names, work, 1)
-    many = _run(_Comparison(one, copies, stop=not spread), names, work, copies)
+    many = _run(_Comparison(one, copies), names, work, copies)
     aligned = [(i, seen) for i, (seen, _) in enumerate(many) if not seen.parted]
     known = len(aligned)
     found = {i: counted for i, (_, counted) in enumerate(many) if counted is not None}
@@ -267,9 +266,9 @@ class _Comparison(_Reference):
     those of the single row; None where they are not compared. Ends where the paths part.
     """
 
-    def __init__(self, one: list[tuple[_Seen, Tensor]], copies: int, *, stop: bool) -> None:
+    def __init__(self, one: list[tuple[_Seen, Tensor]], copies: int) -> None:
         super().__init__()
-        self.one, self.copies, self.stop = one, copies, stop
+        self.one, self.copies = one, copies
         self.of_no_row = WeakTensorKeyDictionary()  # what sums over rows, and what is computed from that
 
     def saw(self, value: Tensor, func: Any, args: tuple, kwargs: dict) -> None:
@@ -289,8 +288,6 @@ class _Comparison(_Reference):
         if along is not None and expected is not None and not _sideways(many):
             counted = _counted(checksums(_rows_first(value, along)), expected, along, self.copies)
         self.told.append((many, counted))
-        if counted is not None and counted[1] and self.stop:
-            raise _Done
 
     def aligned(self, one: _Seen, many: _Seen) -> int | None:
         if one.shape == many.shape:
@@ -360,28 +357,38 @@ _weights: dict[torch.device, Tensor] = {}
 
 
 def checksums(vectors: Tensor) -> Tensor:
-    """`[N]` int64, of `[N, F]` floating-point vectors: bits as integers, times odd random weights, summed modulo 2^64.
+    """`[N]` int64, of `[N, F]` floating-point vectors: words of their bits, mixed and summed modulo 2^64.
 
-    Two vectors that differ in one element never have the same (an odd number has an inverse modulo 2^64); others have
-    it with a chance of about 2^-64. Elements are taken eight bytes at a time, where vectors are so many long.
+    A word is eight bytes where vectors are so many long, else an element. It is multiplied by an odd random number of
+    its place, its upper half is folded into the lower, and it is multiplied by another: each can be undone, so that two
+    vectors that differ in one word never have the same sum. Without the fold, differences in the upper bits of two
+    words, such as two signs, would cancel. Others have the same with a chance of about 2^-64.
     """
     rows, size = vectors.contiguous(), vectors.element_size()
     if rows.shape[1] * size % 8:
         bits = rows.view(_BITS[size])
     else:
         bits = (rows if not rows.storage_offset() * size % 8 else rows.clone()).view(torch.int64)
-    weights = _odd_weights(bits.shape[1], bits.device)
+    first, second = _odd_weights(bits.shape[1], bits.device)
     step = max(1, CHUNK // bits.shape[1])
-    parts = [(bits[i : i + step].long() * weights).sum(-1) for i in range(0, len(bits), step)]
-    return torch.cat(parts)
+    sums = []
+    for i in range(0, len(bits), step):
+        words = bits[i : i + step] * first
+        words ^= (words >> 32).bitwise_and_(0xFFFFFFFF)
+        words *= second
+        sums.append(words.sum(-1))
+    return torch.cat(sums)
 
 
 def _odd_weights(count: int, device: torch.device) -> Tensor:
-    if device not in _weights or len(_weights[device]) < count:
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator)
-        _weights[device] = (drawn | 1).to(device)
-    return _weights[device][:count]
+    """`[2, count]` odd numbers of 64 bits."""
+    if device not in _weights or _weights[device].shape[1] < count:
+        # A place's are the same however many there are: a shorter vector's sum does not change.
+        drawn = [
+            torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(s)) for s in (0, 1)
+        ]
+        _weights[device] = (torch.stack(drawn) | 1).to(device)
+    return _weights[device][:, :count]
 
 
 def _rows_first(value: Tensor, along: int | None) -> Tensor:

@@ -7,8 +7,9 @@
 Noise is pinned to the row (`sampling.noise`), so that two runs of a request draw the same; `control` shows what they do
 without. A causal language model takes the most likely token, without beams, which draws nothing.
 
-Compared are, of every step: the logits (a checksum of each position's bits, before temperature), their entropies, what
-was accepted, the best guess; and of the end: text and stopping step. Nothing here knows why a value differs;
+Compared are, of every step: the logits (a checksum of each position's bits, before temperature), entropies (the
+sampler's, or those of a causal model's logits), what was accepted, the best guess; and of the end: text and stopping
+step. Nothing here knows why a value differs;
 `measure.divergence` finds where, `measure.invariance_fix` what changes it.
 """
 
@@ -52,9 +53,10 @@ class RowRun:
 
 
 class _Noted(LogitsProcessor):
-    """Keeps a checksum of the bits of each position's logits, and their entropy, and passes them on."""
+    """Keeps a checksum of the bits of each position's logits, and what follows from them where no sampler tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sampler: bool) -> None:
+        self.sampler = sampler
         self.sums: list[np.ndarray] = []
         self.entropies: list[np.ndarray] = []
         self.guesses: list[np.ndarray] = []
@@ -62,6 +64,8 @@ class _Noted(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         positions = scores.reshape(len(scores), -1, scores.shape[-1])
         self.sums.append(checksums(positions.flatten(0, 1)).view(positions.shape[:2]).cpu().numpy())
+        if self.sampler:
+            return scores
         # A row at a time: this must not depend on the batch itself. A logit of -inf, a token that is ruled out, adds 0.
         entropies = [torch.special.entr(row.float().softmax(-1)).sum(-1) for row in positions]
         self.entropies.append(torch.stack(entropies).cpu().numpy())
@@ -77,9 +81,10 @@ def run_rows(model: PreTrainedModel, prompts: Tensor, row_seeds: Sequence[int], 
         row_seeds: one a row, of its noise. A causal model draws none.
         settings: of `generate()`.
     """
-    noted = _Noted()
+    diffusion = isinstance(model, DiffusionGemmaForBlockDiffusion)
+    noted = _Noted(sampler=diffusion)
     asked = {"attention_mask": torch.ones_like(prompts), "logits_processor": LogitsProcessorList([noted])}
-    if not isinstance(model, DiffusionGemmaForBlockDiffusion):
+    if not diffusion:
         return _causal_rows(model, prompts, noted, asked | settings)
     with observe(model, row_seeds=row_seeds) as traces:
         output = model.generate(prompts, **asked, **settings)
@@ -92,7 +97,7 @@ def run_rows(model: PreTrainedModel, prompts: Tensor, row_seeds: Sequence[int], 
         spans = [slice(begins[t.canvas], begins[t.canvas] + t.steps) for t in own]
         runs.append(
             RowRun(
-                tokens=sequences[row],
+                tokens=sequences[row][: len(own) * model.config.canvas_length],  # behind it others went on
                 steps=tuple(t.steps for t in own),
                 iterations={
                     "logits": np.concatenate([np.stack([s[row] for s in noted.sums[span]]) for span in spans]),
@@ -134,7 +139,8 @@ class Placement:
     Attributes:
         rows: of the batch.
         row: the request's own.
-        neighbours: the other rows hold other prompts; else copies of it.
+        neighbours: the other rows hold the prompts after it, over and over where there are fewer than rows; else they
+            hold copies of it.
     """
 
     rows: int
@@ -330,7 +336,6 @@ def first_divergence(
     steps: int,
     batch: int = 4,
     row_seed: int | None = None,
-    spread: bool = True,
     **settings: Any,
 ) -> Divergence:
     """Module and operation at which copies of a prompt first leave the single row's values.
@@ -349,7 +354,7 @@ def first_divergence(
         with _left_after(model, steps):
             generate_pinned(model, prompt.repeat(rows, 1), [seed] * rows, settings)
 
-    return compare(model, work, copies=batch, spread=spread)
+    return compare(model, work, copies=batch)
 
 
 def generate_pinned(

@@ -54,14 +54,14 @@ class Setting:
         return ", ".join(told) or "plain batch"
 
     @property
-    def code(self) -> str:
-        """How to switch it on, for who has the model."""
-        told = [f"dglab_utils.measure.rowwise.row_wise(model, {list(self.parts)})"] if self.parts else []
-        told += [f"model.set_experts_implementation({self.experts!r})"] if self.experts else []
+    def code(self) -> list[str]:
+        """Lines of Python that run a model this way."""
+        told = [f"model.set_experts_implementation({self.experts!r})"] if self.experts else []
         told += [f"model.set_attn_implementation({self.attention!r})"] if self.attention else []
         told += ["torch.use_deterministic_algorithms(True, warn_only=True)"] if self.deterministic else []
         told += ["torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)"] if self.plain_kernels else []
-        return "; ".join(told)
+        inside = f"with dglab_utils.measure.rowwise.row_wise(model, {list(self.parts)}): model.generate(...)"
+        return told + ([inside] if self.parts else [])
 
     @contextmanager
     def on(self, model: PreTrainedModel) -> Iterator[None]:
@@ -167,7 +167,7 @@ def minimal_fix(
         settings: of `generate()`.
     """
     check_batch(prompts, batch)
-    few = settings | capped(model, steps)
+    few = settings | capped(model, _at_most(steps, settings))
     tried: dict[Setting, bool | None] = {}
 
     def enough(setting: Setting) -> bool:
@@ -207,11 +207,16 @@ def minimal_fix(
         minimal.append(Setting(parts=(ALL,)))
     if not minimal:
         return Fix((), {}, tried)
-    timed = settings | capped(model, steps)
+    timed = settings | capped(model, _at_most(steps, settings))
     row_seed = None if seeds is None else seeds[0]
     times = cost(model, minimal, prompts[:1], batch=batch, rounds=rounds, row_seed=row_seed, **timed)
     ways = sorted(dict.fromkeys(minimal), key=lambda setting: float(np.median(times[str(setting)])))
     return Fix(tuple(ways), times, tried)
+
+
+def _at_most(steps: int, settings: dict[str, Any]) -> int:
+    """So many steps, or the cap of the settings where that is lower."""
+    return min([steps, *(settings[name] for name in ("max_denoising_steps", "max_new_tokens") if name in settings)])
 
 
 def confirmed(model: PreTrainedModel, fix: Fix, prompts: Tensor, *, batch: int = 4, **settings: Any) -> Setting | None:
@@ -287,12 +292,16 @@ def calls_of(
 ) -> Calls:
     """Times a part's call for a batch of copies and for one row.
 
+    The last call stands for all. The product of self-conditioning, which is no module, is not in it.
+
     Args:
-        part: of `rowwise.PARTS`, but "all".
+        part: of `rowwise.PARTS`, but "all" and "attention", whose calls fill a cache.
         prompt: `[1, P]` token ids.
         settings: of `generate()`.
     """
     check_batch(prompt, batch)
+    if part in (ALL, "attention"):
+        raise LabError(f"calls of {part}: they fill a cache, and cannot be repeated to be timed")
     seen: list[tuple[torch.nn.Module, tuple, dict[str, Any]]] = []
     count = 0
 

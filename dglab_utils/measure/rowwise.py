@@ -150,9 +150,7 @@ def _each_row(forward: Callable, rows: _Rows) -> Callable:
         try:
             for row in range(count):
                 own_args = [cut(value, row, count, caches) for value in args]
-                own_kwargs = {
-                    name: value if name in _SHARED else cut(value, row, count, caches) for name, value in kwargs.items()
-                }
+                own_kwargs = cut(kwargs, row, count, caches)
                 told.append(forward(*own_args, **own_kwargs))
         finally:
             rows.count = count
@@ -174,7 +172,7 @@ def cut(value: Any, row: int, rows: int, caches: dict[int, _Caches]) -> Any:
     if isinstance(value, Cache):
         return caches.setdefault(id(value), _Caches(value, rows)).of(row)
     if isinstance(value, dict):
-        return {name: cut(item, row, rows, caches) for name, item in value.items()}
+        return {name: item if name in _SHARED else cut(item, row, rows, caches) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(cut(item, row, rows, caches) for item in value)
     return value

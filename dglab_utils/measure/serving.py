@@ -5,7 +5,8 @@
 Each prompt is asked alone, twice, and again in waves of k requests that are under way together: the same seed,
 temperature 0, the same limit of tokens. What a server batches is its own affair; the answers tell. Each request and
 the whole check have a time limit, and there are as many requests as `requests_of` says, no more. A request that fails
-is counted with its reason; only a server that answers nothing at all is an error.
+is counted with its reason; it is an error when nothing was answered: at the end, or as soon as a failure says that no
+such API is there or both of the first two prompts failed for the same reason.
 
 The official client of OpenAI does the talking; this module knows no server by name.
 """
@@ -49,6 +50,7 @@ class Reply:
         seconds: from asking to the whole answer.
         failed: why, in few words; empty where it did not.
         late: it failed for the time limit: the server may still be working on it.
+        no_api: it failed as others will: no server is there, it is no such API, or it lets nobody in.
     """
 
     prompt: int
@@ -59,6 +61,7 @@ class Reply:
     seconds: float
     failed: str = ""
     late: bool = False
+    no_api: bool = False
 
     @property
     def answer(self) -> tuple[str | None, str | None]:
@@ -79,11 +82,6 @@ class Wave:
     at_once: int
     replies: tuple[Reply, ...]
     seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Throughput of what was answered."""
-        return sum(reply.tokens for reply in self.replies) / self.seconds
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,8 @@ def ask(
         each: called with each reply as it comes.
 
     Raises:
-        LabError: no server there, none that answers as OpenAI's API does, or more requests than allowed.
+        LabError: no server there, none that answers as OpenAI's API does, no request answered, or more of them than
+            allowed.
         KeyboardInterrupt: before anything was answered.
     """
     waves = list(dict.fromkeys(waves))
@@ -293,8 +292,8 @@ async def _ask(
             reply = Reply(prompt, at_once, text, stop, tokens, time.perf_counter() - began)
         except Exception as error:
             late = isinstance(error, (APITimeoutError, TimeoutError))
-            took = time.perf_counter() - began
-            reply = Reply(prompt, at_once, None, None, 0, took, failed=_reason(error, timeout), late=late)
+            took, why = time.perf_counter() - began, _reason(error, timeout)
+            reply = Reply(prompt, at_once, None, None, 0, took, failed=why, late=late, no_api=_no_api(error))
         replies.append(reply)
         each(reply)
         return reply
@@ -305,8 +304,9 @@ async def _ask(
             for _ in range(2):
                 if (await one(prompt, 1)).late:
                     return LATE
-            if all(reply.failed for reply in replies):  # the first prompt: the others would fail as well
-                return "nothing was answered"
+            same = prompt > 0 and len({reply.failed for reply in replies}) == 1
+            if all(reply.failed for reply in replies) and (same or replies[-1].no_api):
+                return "nothing was answered"  # and the other prompts would fail as well
         for at_once in waves:
             began = time.perf_counter()
             try:
@@ -426,6 +426,15 @@ def _reason(error: Exception, timeout: float) -> str:
     if isinstance(error, (APIError, _Unusable)):
         return printable(str(error))
     return f"{type(error).__name__}: {printable(str(error))}"
+
+
+def _no_api(error: Exception) -> bool:
+    """Whether it is not about one request: no server, no such API, or one that lets nobody in."""
+    if isinstance(error, APIStatusError):
+        return error.status_code in (401, 403, 404)
+    if isinstance(error, APIConnectionError):
+        return not isinstance(error, APITimeoutError)
+    return isinstance(error, _Unusable) and str(error) == NO_COMPLETION
 
 
 def printable(text: str, most: int = 200) -> str:

@@ -69,6 +69,8 @@ def load(
         model, found = cls.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **asked
         )
+    except LabError:
+        raise
     except SafetensorError as error:
         raise LabError(f"{source}: weights are damaged ({error}); download or save them again") from error
     except RuntimeError as error:

@@ -76,6 +76,7 @@ def divergence_map(shares: Mapping[str, float], title: str) -> go.Figure:
         vertical_spacing=between / inside,
     )
     grid.update_layout(template=TEMPLATE, title={"text": title}, height=inside + 220)
+    grid.update_annotations(x=1, xanchor="right")  # over the labels too, where a phone leaves the map little width
     for i, parts in enumerate([*stacks.values(), *([_column(alone)] if alone else [])]):
         layers = list(dict.fromkeys(layer for cells in parts.values() for layer in cells))
         values = [[100 * cells[c] if c in cells else None for c in layers] for cells in parts.values()]
@@ -98,7 +99,7 @@ def divergence_map(shares: Mapping[str, float], title: str) -> go.Figure:
             "cmax": 100,
             "colorscale": [[0, "rgba(140,140,140,0.18)"], [1e-6, "#56B4E9"], [0.5, BLUE], [1, "#00223A"]],
             "colorbar": {  # below, so that the maps have a phone's whole width
-                "title": {"text": "values that differ, %", "side": "top"},
+                "title": {"text": "% differ", "side": "top"},
                 "orientation": "h",
                 "y": 0,
                 "yanchor": "top",

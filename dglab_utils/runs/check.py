@@ -9,6 +9,7 @@ out of memory, or cannot look for the cause, tells what it has until then and sa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count as counting
@@ -47,8 +48,11 @@ class Report:
         prompts_from: where the prompts are from, in words.
         comparisons: those that were made, of `wanted`.
         helps: the cheapest way found in which all prompts are independent of their batch, tried on all of them.
+        confirmed: whether `helps` is known: looked for among all prompts.
         partial: why it ended early; empty where it did not.
-        unexplained: why cause or remedy are missing; empty where they are not.
+        unexplained: what went wrong when looking for cause and remedy; empty where nothing did.
+        why_no_cause: why a cause was not looked for; empty where it was.
+        searched: whether a remedy was to be looked for.
     """
 
     model: str
@@ -63,8 +67,11 @@ class Report:
     divergence: Divergence | None = None
     fix: Fix | None = None
     helps: Setting | None = None
+    confirmed: bool = False
     partial: str = ""
     unexplained: str = ""
+    why_no_cause: str = ""
+    searched: bool = True
 
     @property
     def invariant(self) -> bool | None:
@@ -96,7 +103,8 @@ def check(
         prompts: a text file, a prompt a line, all of as many tokens; None draws `count`: tasks of its own for nano,
             random tokens for others.
         dtype: of the weights; "auto" for that of the checkpoint.
-        steps: cap on denoising steps, or new tokens of a causal model; None leaves the checkpoint's settings.
+        steps: cap on denoising steps, or new tokens of a causal model; None leaves the checkpoint's settings, and takes
+            TOKENS of a causal model.
         fix: look for the cheapest settings that help, where something differs.
 
     Raises:
@@ -118,6 +126,7 @@ def check(
         prompt_tokens=tokens.shape[1],
         prompts_from=prompts_from,
         wanted=comparisons_of(len(tokens), batch),
+        searched=fix,
     )
 
     def ask() -> bool:
@@ -141,7 +150,7 @@ def _loaded(source: str, device: str, dtype: str) -> PreTrainedModel:
     """The model; one line where its weights do not fit, before they are read where their files tell."""
     folder = Path(TRAINED.get(source, source))
     if folder.is_dir():
-        remedy = "take another device, or --dtype bfloat16"
+        remedy = "take another device" + (", or --dtype bfloat16" if dtype != "bfloat16" else "")
         refuse_unless_fits(_weights(folder, dtype), as_device(device), f"{source}: loading its weights", remedy)
     try:
         return load(source, device=device, dtype=dtype)
@@ -153,19 +162,24 @@ def _loaded(source: str, device: str, dtype: str) -> PreTrainedModel:
 
 def _weights(folder: Path, dtype: str) -> int:
     """Bytes of a checkpoint's weights once they are loaded; 0 where its files do not tell."""
-    files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
-    size = None if dtype == "auto" else as_dtype(dtype).itemsize
     total = 0
     try:
-        for file in files:
-            with safe_open(file, "pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 (no mapping)
-                    part = stored.get_slice(name)
-                    stored_size = 4 if size is None and part.get_dtype() == "F32" else size or 2
-                    total += stored_size * torch.Size(part.get_shape()).numel()
-    except Exception:  # whatever is wrong with the file, `load` says it better
+        index = folder / "model.safetensors.index.json"
+        names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        for name in names:
+            with safe_open(folder / name, "pt") as stored:
+                for tensor in stored.keys():  # noqa: SIM118 (no mapping)
+                    part = stored.get_slice(tensor)
+                    size = _STORED.get(part.get_dtype(), 1) if dtype == "auto" else as_dtype(dtype).itemsize
+                    total += size * torch.Size(part.get_shape()).numel()
+    except LabError:
+        raise
+    except Exception:  # whatever is wrong with the files, `load` says it better
         return 0
     return total
+
+
+_STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 def _settings(model: PreTrainedModel, tokens: Tensor, steps: int | None) -> dict[str, Any]:
@@ -182,29 +196,30 @@ def _explain(
 ) -> None:
     """Where the earliest difference starts, and what helps. What goes wrong here loses nothing that was compared."""
     seeds = row_seeds(len(tokens), seed)
-    worst = min((c for c in told.comparisons if not c.same), key=lambda c: c.first.step if c.first else 0)
-    first = worst.first.step if worst.first else 0
-    among = any(c.prompt == worst.prompt and not c.placement.neighbours and not c.same for c in told.comparisons)
-    who = [worst.prompt]
-    if not among:  # copies of it are alike: it takes the others of its batch
-        who = [(worst.prompt + i) % len(tokens) for i in range(min(told.batch, len(tokens)))]
+    differing = [c for c in told.comparisons if not c.same]
+    copied = [c for c in differing if c.first and not c.placement.neighbours]
+    if copied:
+        worst = min(copied, key=lambda c: c.first.step if c.first else 0)
+        who = [worst.prompt]
+    else:  # copies are alike: it takes the others of its batch
+        worst = differing[0]
+        begin = worst.prompt - worst.placement.row
+        who = [(begin + i) % len(tokens) for i in range(min(told.batch, len(tokens)))]
+        told.why_no_cause = "it takes different prompts in a batch, and the search compares copies"
     some, own = tokens[who], [seeds[i] for i in who]
     try:
-        if among:
+        if copied and worst.first:
+            steps, rows = worst.first.step + 1, worst.placement.rows
             told.divergence = invariance.first_divergence(
-                model, some, steps=first + 1, batch=told.batch, row_seed=own[0], **settings
+                model, some, steps=steps, batch=rows, row_seed=own[0], **settings
             )
         if fix:
             with tqdm(desc="looking for what helps", unit="setting") as bar:
                 told.fix = invariance_fix.minimal_fix(
-                    model,
-                    some,
-                    batch=told.batch,
-                    seeds=own,
-                    each=lambda *_: bar.update(),
-                    **settings,
+                    model, some, batch=told.batch, seeds=own, each=lambda *_: bar.update(), **settings
                 )
             told.helps = invariance_fix.confirmed(model, told.fix, tokens, batch=told.batch, seeds=seeds, **settings)
+            told.confirmed = True
     except Exception as error:  # of any model there is
         if out_of_memory(error):
             raise
@@ -292,7 +307,8 @@ def _growth(told: Report) -> list[tuple[str, ...]]:
 def _lines(told: Report) -> list[tuple[str, str]]:
     n = told.prompts
     copies = " and ".join(map(str, copies_of(told.batch)))
-    others = f", and in batches of {told.batch} different ones" if n > 1 else ""
+    of = f"{told.batch} different ones" if n >= told.batch else f"{told.batch} that hold all of them"
+    others = f", and in batches of {of}" if n > 1 else ""
     requests = f"{n} request{'s' * (n != 1)}"
     lines = [
         ("model", f"{told.model}, {told.dtype} on {told.device}"),
@@ -304,6 +320,8 @@ def _lines(told: Report) -> list[tuple[str, str]]:
     ]
     if told.partial:
         done = f"{len(told.comparisons)} of {told.wanted} comparisons were made"
+        if len(told.comparisons) == told.wanted:
+            done = "all comparisons were made, not the search for cause and remedy"
         lines.append(("partial", f"{told.partial}: {done}"))
     firsts = [c.first for c in told.comparisons if c.first]
     if firsts:
@@ -312,13 +330,10 @@ def _lines(told: Report) -> list[tuple[str, str]]:
         lines.append(("first seen", f"{where}: {_IN_WORDS[earliest.what[0]]}"))
     if told.divergence:
         lines += _start(told.divergence)
-    elif firsts:
-        why = told.unexplained or "it takes different prompts in a batch, and the search compares copies"
-        lines.append(("starts in", f"not known ({why})"))
-    if told.fix:
+    elif told.invariant is False:
+        lines.append(("starts in", f"not known ({told.why_no_cause or told.unexplained or told.partial})"))
+    if told.invariant is False and told.searched:
         lines += _helps(told)
-    elif told.divergence and told.unexplained:
-        lines.append(("helps here", f"not known ({told.unexplained})"))
     return lines
 
 
@@ -353,17 +368,20 @@ def _start(divergence: Divergence) -> list[tuple[str, str]]:
 
 
 def _helps(told: Report) -> list[tuple[str, str]]:
-    fix = told.fix
-    assert fix is not None
+    fix, missing = told.fix, told.unexplained or told.partial
+    if fix is None or (fix.ways and not told.confirmed):
+        found = f"; for the first that differed: {fix.ways[0]}" if fix else ""
+        return [("helps here", f"not known ({missing}){found}")]
+    if fix.tried.get(Setting()):
+        return [("helps here", "not known (the difference did not come again when it was looked for)")]
     if not fix.ways:
         return [("helps here", "nothing that was tried")]
     if told.helps is None:
-        why = f" ({told.unexplained})" if told.unexplained else ""
-        return [("helps here", f"nothing for all requests{why}; for the first that differed: {fix.ways[0]}")]
+        return [("helps here", f"nothing for all requests; for the first that differed: {fix.ways[0]}")]
     ratio, one = fix.over_plain(str(told.helps)), fix.over_plain(ONE_BY_ONE)
     return [
         ("helps here", f"{told.helps}, at {ratio.median:.2f} times the plain batch ({ONE_BY_ONE}: {one.median:.2f})"),
-        ("switched on by", told.helps.code),
+        *(("in Python" if not i else "", line) for i, line in enumerate(told.helps.code)),
     ]
 
 

@@ -28,7 +28,7 @@ class Page:
     """What is told.
 
     Attributes:
-        verdict: one sentence.
+        verdict: what was found, and what it means.
         lines: (what, answer).
         tables: caption to rows, the first of which are headings.
         details: more of them, too long for a terminal's page.
@@ -86,8 +86,8 @@ def as_html(page: Page) -> str:
 
 def refuse_unwritable(*paths: Path | None) -> None:
     """Raises LabError for files that could not be written in the end, before anything is measured."""
-    named = [path for path in paths if path is not None]
-    if len({path.resolve() for path in named}) < len(named):
+    named = [path.resolve() for path in paths if path is not None]  # a link's file is written, not the link
+    if len(set(named)) < len(named):
         raise LabError(f"{named[0]}: named twice; give each form of the page a file of its own")
     for path in named:
         if path.exists() and not path.is_file():

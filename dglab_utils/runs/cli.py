@@ -245,7 +245,8 @@ def _parser() -> argparse.ArgumentParser:
     checking = commands.add_parser(
         "check",
         help="does a request's text depend on who shares its batch?",
-        epilog="Exit status: 0 it does not, 1 it does (or numbers behind it do), 2 could not be found out.",
+        epilog="Exit status: 0 it does not; 1 it does, or numbers behind it do, or a server answers differently even "
+        "alone; 2 could not be found out.",
     )
     checking.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a Hub id, nano, or a toy; with --server, its name there"
