@@ -163,7 +163,7 @@ def test_a_record_with_a_field_of_the_wrong_type_is_named(tmp_path, changes, tol
 
 
 def test_ctrl_c_ends_the_kernel_and_keeps_what_was_finished(tmp_path):
-    """A real SIGINT to a real `dglab run`, twice, while the second of three notebooks sleeps."""
+    """A real SIGINT to a real `dglab run`, again and again, while the second of three notebooks sleeps."""
     pid_file = tmp_path / "kernel.pid"
     write_notebook(tmp_path / "notebooks", "01_first")
     sleeper = f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)"
