@@ -347,9 +347,7 @@ def test_weights_are_counted_as_they_will_be(tmp_path):
 
 
 def test_what_helps_can_be_run_as_it_is_printed(model, prompts):
-    """Word for word; what it calls is imported."""
-    import dglab_utils.measure.rowwise  # noqa: F401 (named in the code)
-
+    """Word for word."""
     for setting in (Setting(parts=("norms",)), Setting(experts="eager", parts=("experts", "router"))):
         before = model.config._experts_implementation
         code = "\n".join(setting.code).replace("generate(...)", "generate(prompts, **FEW)")
