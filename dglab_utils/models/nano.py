@@ -34,6 +34,8 @@ PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
 # The last three stand for images, as in every shape (`Shape.config`); nano never sees one.
 VOCABULARY = [PAD, EOS, BOS, *ALPHABET, "<eoi>", "<boi>", "<image>"]
 PAD_ID, EOS_ID, BOS_ID = range(3)
+# What stands for a position not yet written, in the twin that is trained with masks: no answer holds it.
+MASK_ID = BOS_ID
 CANVAS = 64
 # What attention can look back on: more than the longest sequence that is trained on, 181.
 WINDOW = 256

@@ -29,6 +29,10 @@ because here nothing is trained yet, because two cores are all there is, and bec
   So it is in generate(), where the conditioning comes from the step before: what was kept then is kept now, what was
   not is drawn anew. A pass over the same canvas would have nothing to tell that the second does not see.
 
+`objective="masked"` trains a twin on the same examples with masks in place of random tokens (LLaDA: Nie and others,
+2025, arXiv 2502.09992): cross-entropy at masked positions alone, weighted by 1/t, and no self-conditioning, which that
+sampler does not know. It is for comparison; generate() cannot run it, `engines.masked_diffusion` can.
+
 Data and noise of step s are drawn from generators seeded with (seed, s): a run that was killed goes on with exactly
 what it would have seen. Accelerate places the model, chooses the precision and keeps the state; the rest of this
 module is the recipe and its books.
@@ -44,7 +48,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -62,7 +66,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from dglab_utils.errors import LabError
 from dglab_utils.models.loading import load
-from dglab_utils.models.nano import CANVAS, EOS_ID, NANO, PAD_ID, answers, batch_of, build_nano, tokenizer
+from dglab_utils.models.nano import CANVAS, EOS_ID, MASK_ID, NANO, PAD_ID, answers, batch_of, build_nano, tokenizer
 from dglab_utils.models.nano_tasks import END, TASKS, Example
 from dglab_utils.models.shapes import as_device
 from dglab_utils.paths import written
@@ -128,6 +132,7 @@ class Recipe:
         self_conditioning: share of the examples that see a first pass.
         all_noise: share of the examples with one right answer whose canvas is nothing but noise.
         whole_canvas: share of the steps whose canvas is not cut.
+        objective: "uniform" noise, or "masked".
         precision: "no" for float32, "bf16" or "fp16" for autocast.
         only: tasks that are trained; none means all.
         seed: of weights, data and noise.
@@ -146,6 +151,7 @@ class Recipe:
     self_conditioning: float = 0.5
     all_noise: float = 0.5
     whole_canvas: float = 0.2
+    objective: str = "uniform"
     precision: str = "no"
     only: tuple[str, ...] = ()
     seed: int = 0
@@ -170,6 +176,8 @@ class Recipe:
         for share in ("self_conditioning", "all_noise", "whole_canvas"):
             if not 0 <= getattr(self, share) <= 1:
                 raise LabError(f"training: {share} {getattr(self, share)}: a share, want from 0 to 1")
+        if self.objective not in ("uniform", "masked"):
+            raise LabError(f"training: objective {self.objective!r}; want uniform or masked")
         if self.precision not in ("no", "bf16", "fp16"):
             raise LabError(f"training: precision {self.precision!r}; want no, bf16 or fp16")
         if unknown := [name for name in self.only if name not in TASKS]:
@@ -193,6 +201,7 @@ class Batch:
         before: `[B, L]`, what its first pass reads: noisier, and other noise.
         temperature: `[B, 1, 1]`, of the first pass.
         conditioned: `[B]`, rows that see the logits of a first pass.
+        weight: `[B, L]`, of each position in the canvas's loss; None where all count alike.
     """
 
     tokens: Tensor
@@ -203,10 +212,12 @@ class Batch:
     before: Tensor
     temperature: Tensor
     conditioned: Tensor
+    weight: Tensor | None
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
-        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
 
 
 # -- data ----------------------------------------------------------------------------------------------------
@@ -241,9 +252,11 @@ def batch_at(recipe: Recipe, step: int) -> Batch:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=noise)
 
+    masked = recipe.objective == "masked"
+
     def noised(t: Tensor) -> Tensor:
         random = torch.randint(NANO.vocab, canvas.shape, generator=noise)
-        return torch.where(draw < t, random, canvas)
+        return torch.where(draw < t, MASK_ID if masked else random, canvas)
 
     t = NOISE_LEAST + (1 - NOISE_LEAST) * uniform(len(rows), 1)
     closed = torch.tensor([row.closed for row in rows])[:, None]
@@ -262,7 +275,8 @@ def batch_at(recipe: Recipe, step: int) -> Batch:
         noised(t),
         noised(t + (1 - t) * uniform(len(rows), 1)),
         coolest + (warmest - coolest) * uniform(len(rows), 1, 1),
-        uniform(len(rows)) < recipe.self_conditioning,
+        (uniform(len(rows)) < recipe.self_conditioning) & (not masked),
+        (draw < t) / t if masked else None,
     )
 
 
@@ -347,8 +361,13 @@ def losses(
             self_conditioning_mask=batch.conditioned,
         ).logits
     answered = (batch.labels != IGNORED).sum()
+    if batch.weight is None:
+        of_canvas = cross_entropy(logits.flatten(0, 1), batch.canvas.flatten(), reduction="sum")
+    else:
+        of_positions = cross_entropy(logits.flatten(0, 1), batch.canvas.flatten(), reduction="none")
+        of_canvas = (of_positions * batch.weight.flatten()).sum()
     return (
-        cross_entropy(logits.flatten(0, 1), batch.canvas.flatten(), reduction="sum") / answered,
+        of_canvas / answered,
         cross_entropy(told.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED),
     )
 
@@ -402,6 +421,7 @@ def train(
     checkpoint_every: int = 250,
     report_every: int = 50,
     evaluate_every: int = 1000,
+    evaluate: Callable[[DiffusionGemmaForBlockDiffusion, list[Example]], dict[str, float]] | None = None,
     each_step: Callable[[int, dict[str, float]], None] = lambda step, told: None,
 ) -> DiffusionGemmaForBlockDiffusion:
     """Trains, or goes on training, in a folder, and returns the trained model as loaded from there.
@@ -412,6 +432,7 @@ def train(
 
     Args:
         device: Accelerate's choice where None.
+        evaluate: share of right answers by task, of the model in training; `accuracy` where None.
         each_step: called after each step with its number and the last figures.
 
     Raises:
@@ -456,9 +477,9 @@ def train(
             line: dict[str, Any] = {"step": done, **told, "seconds": spent + time.perf_counter() - started}
             window = []
             if done % evaluate_every == 0 or done == recipe.steps:
-                line["held_out"] = accuracy(
-                    plain, held_out_examples(4, seed=f"while training {recipe.seed}", tasks=recipe.only or tuple(TASKS))
-                )
+                tasks = recipe.only or tuple(TASKS)
+                examples = held_out_examples(4, seed=f"while training {recipe.seed}", tasks=tasks)
+                line["held_out"] = (evaluate or accuracy)(plain, examples)
             _append(folder / LOG, line)
         if done == young_at(recipe.first_part):
             _save_model(plain, folder / YOUNG)

@@ -127,7 +127,7 @@ def train_nano(options: argparse.Namespace) -> int:
     from dglab_utils.runs import nano
 
     recipe = DEMONSTRATION if options.demo else Recipe()
-    names = ("steps", "rows", "learning_rate", "precision", "seed", "threads")
+    names = ("steps", "rows", "learning_rate", "objective", "precision", "seed", "threads")
     asked = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     nano.train_nano(options.folder, replace(recipe, **asked), options.device)
     return 0
@@ -228,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
     training.add_argument("--rows", type=int, metavar="N", help="examples a step")
     training.add_argument("--learning-rate", type=float, metavar="X", help="its peak")
+    training.add_argument("--objective", metavar="O", help="uniform noise as the model's own (default), or masked")
     training.add_argument("--precision", metavar="P", help="no (float32), bf16 or fp16")
     training.add_argument("--seed", type=int, metavar="N", help="of weights, data and noise")
     training.add_argument("--threads", type=int, metavar="N", help="PyTorch's, on a CPU")

@@ -13,7 +13,9 @@ from string import Template
 from typing import Any
 
 from tqdm.auto import tqdm
+from transformers import DiffusionGemmaForBlockDiffusion
 
+from dglab_utils.engines.masked_diffusion import MaskedCanvas, MaskedDiffusion
 from dglab_utils.errors import LabError
 from dglab_utils.measure.answers import (
     OPEN_TEMPERATURE,
@@ -27,8 +29,8 @@ from dglab_utils.measure.answers import (
     variety,
 )
 from dglab_utils.models.loading import TRAINED, load
-from dglab_utils.models.nano import CANVAS
-from dglab_utils.models.nano_tasks import TASKS, task_called
+from dglab_utils.models.nano import CANVAS, MASK_ID, tokenizer
+from dglab_utils.models.nano_tasks import TASKS, Example, task_called
 from dglab_utils.models.nano_training import (
     FINAL,
     LOG,
@@ -54,11 +56,25 @@ def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
             if figures:
                 bar.set_postfix(canvas=f"{figures['canvas_loss']:.3f}", causal=f"{figures['causal_loss']:.3f}")
 
-        model = train(folder, recipe, device=device, each_step=told)
+        masked = recipe.objective == "masked"
+        model = train(folder, recipe, device=device, each_step=told, evaluate=masked_accuracy if masked else None)
     shown = [e for e in held_out_examples(1, seed="shown", tasks=recipe.only or tuple(TASKS)) if len(e.answer) < CANVAS]
-    for answer in by_diffusion(model, shown[:3]):
+    for answer in by_diffusion(model, shown[:3]) if not masked else ():
         print(f"asked {answer.example.prompt} says {answer.text!r} in {answer.forwards} steps")
     print(f"trained: {folder / FINAL}; after {YOUNG_SHARE:.0%} of it: {folder / YOUNG}; curves: {folder / LOG}")
+
+
+def masked_accuracy(model: DiffusionGemmaForBlockDiffusion, examples: Sequence[Example]) -> dict[str, float]:
+    """Share of right answers by task of a model trained with masks: a canvas as one block, what is likely by 0.9."""
+    engine = MaskedDiffusion(MaskedCanvas(model, MASK_ID), tokenizer(), block=CANVAS, threshold=0.9, cached=True)
+    was_training = model.training
+    model.eval()
+    right: dict[str, list[bool]] = {}
+    for example in examples:
+        text = engine.generate(example.prompt, max_new_tokens=2 * CANVAS).text
+        right.setdefault(example.task, []).append(TASKS[example.task].accepts(example.prompt, text))
+    model.train(was_training)
+    return {task: sum(told) / len(told) for task, told in right.items()}
 
 
 def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dglab_utils.errors import LabError
 from dglab_utils.models import load
 from dglab_utils.models import nano_training as training
-from dglab_utils.models.nano import BOS_ID, CANVAS, EOS_ID, NANO, PAD_ID, VOCABULARY, build_nano
+from dglab_utils.models.nano import BOS_ID, CANVAS, EOS_ID, MASK_ID, NANO, PAD_ID, VOCABULARY, build_nano
 from dglab_utils.models.nano_tasks import TASKS, task_of
 from dglab_utils.models.nano_training import (
     IGNORED,
@@ -350,3 +350,21 @@ def test_a_device_that_is_not_here_is_refused(tmp_path):
         pytest.skip("there is one")
     with pytest.raises(LabError, match="not on this machine"):
         train(tmp_path / "run", SMALL, device="cuda")
+
+
+def test_the_masked_twin_sees_masks_and_counts_them_alone():
+    """Same examples as the other objective; only masks replace, and each counts by the inverse of its share."""
+    for step in (LATE, Recipe().first + 5):
+        uniform, masked = (batch_at(Recipe(objective=o), step) for o in ("uniform", "masked"))
+        assert torch.equal(uniform.tokens, masked.tokens) and torch.equal(uniform.canvas, masked.canvas)
+        replaced = masked.noised != masked.canvas
+        assert set(masked.noised[replaced].tolist()) == {MASK_ID} and not masked.conditioned.any()
+        assert torch.equal(masked.weight > 0, replaced)
+        assert uniform.weight is None and uniform.conditioned.any()
+        shares = [set(row[row > 0].tolist()) for row in masked.weight]
+        assert all(len(share) <= 1 and min(share, default=1.0) >= 1 for share in shares)  # 1/t, one t a row
+
+
+def test_an_unknown_objective_is_one_line():
+    with pytest.raises(LabError, match="objective 'gauss'"):
+        Recipe(objective="gauss")
