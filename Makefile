@@ -52,6 +52,15 @@ test: export OMP_NUM_THREADS := 1
 test: lint ## the whole suite: lint, then unit, parity, notebook and browser tests
 	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 600 -n $(WORKERS) --dist loadfile
 
+.PHONY: gemma
+gemma: setup ## Gemma 3 270M as a package, for notebook 05 (250 MB)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-build-isolation \
+	    --constraint requirements.lock -e ".[gemma]"
+
+.PHONY: llada
+llada: ## an environment for LLaDA-MoE's own code, with Transformers 4.53, for notebook 05
+	$(call install,.venv-llada,requirements/llada.lock)
+
 .PHONY: lint
 lint: setup ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
@@ -66,7 +75,7 @@ normalise: setup ## format the code, and strip from the notebooks what changes w
 	$(BIN)/python tests/notebook_guard.py --normalise notebooks/*.ipynb
 
 .PHONY: compat
-compat: $(COMPAT:%=compat-%) setup ## the sampling tests against the oldest supported Transformers, one between, and the pin
+compat: $(COMPAT:%=compat-%) compat-llada setup ## the tests of what must run on older Transformers, against each of them
 	@echo "Transformers, the pinned release:"
 	$(BIN)/python -m pytest -p no:cacheprovider tests/sampling
 
@@ -76,14 +85,20 @@ $(COMPAT:%=compat-%): compat-%:
 	@echo "Transformers $*:"
 	.venv-compat/$*/bin/python -m pytest -p no:cacheprovider tests/sampling
 
+.PHONY: compat-llada
+compat-llada: llada
+	@echo "Transformers of LLaDA-MoE:"
+	.venv-llada/bin/python -m pytest -p no:cacheprovider tests/engines/test_apart.py
+
 # uv keeps the versions that are locked; `make lock UPGRADE=1` takes the newest instead.
 LOCK = .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
     --excludes requirements/not-locked.txt --annotation-style line \
     --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 .PHONY: lock
-lock: ## write requirements.lock and requirements/compat-*.lock (needs the network)
+lock: ## write requirements.lock and the others in requirements/ (needs the network)
 	test -x .venv-lock/bin/uv || { "$(PYTHON)" -m venv .venv-lock && .venv-lock/bin/python -m pip install --quiet uv; }
 	$(LOCK) --extra dev pyproject.toml --output-file requirements.lock
+	$(LOCK) requirements/llada.in --output-file requirements/llada.lock
 	@for v in $(COMPAT); do \
 	    echo "transformers==$$v" | $(LOCK) - requirements/compat.in --output-file requirements/compat-$$v.lock || exit; \
 	done

@@ -13,3 +13,17 @@ class LabError(ValueError):
     """
 
     exit_status = 2
+
+
+def checkpoint_error(source: str, error: Exception) -> LabError:
+    """One line for what Transformers' `from_pretrained` says in many, with the remedy."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return LabError(f"{source}: needs Python code from the checkpoint; read it, then pass trust_remote_code=True")
+    if "gated" in text.lower() or "401" in text or "403" in text:
+        return LabError(f"{source}: gated or private; accept its terms on its page and log in with `hf auth login`")
+    if "safetensors" in text and "no file named" in text:
+        return LabError(f"{source}: has no safetensors weights; other formats are not read")
+    if "connect" in text.lower() or "offline" in text.lower() or "couldn't" in text.lower():
+        return LabError(f"{source}: neither a folder here nor reachable on the Hub; check the name and the network")
+    return LabError(f"{source}: cannot be loaded: {text[:300]}")

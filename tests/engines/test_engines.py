@@ -1,0 +1,160 @@
+"""Engines agree with what they stand for, and count alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dglab_utils.engines.block_diffusion import BlockDiffusion
+from dglab_utils.engines.causal import Causal
+from dglab_utils.engines.generation import up_to_end
+from dglab_utils.engines.masked_diffusion import MaskedCanvas, MaskedDiffusion, MaskedWhole
+from dglab_utils.errors import LabError
+from dglab_utils.models import load, load_tokenizer
+from dglab_utils.models.nano import BOS_ID, CANVAS, EOS_ID, build_nano, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends", "told"),
+    [
+        ([5, 6, 2, 0, 0], [2], ([5, 6, 2], True)),
+        ([5, 6, 2, 7, 2], [2], ([5, 6, 2], True)),
+        ([2, 5], [2], ([2], True)),
+        ([5, 6], [2], ([5, 6], False)),
+        ([5, 9, 2], [2, 9], ([5, 9], True)),
+        ([5, 6], [], ([5, 6], False)),
+    ],
+)
+def test_tokens_count_up_to_and_including_the_first_end(tokens, ends, told):
+    assert up_to_end(tokens, ends) == told
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=47, num_key_value_heads=2, eos_token_id=EOS_ID, **sizes)).eval()
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def test_causal_is_generate(llama):
+    asked = tokenizer()("copy abc=", return_tensors="pt")
+    whole = llama.generate(**asked, do_sample=False, max_new_tokens=12)[0, asked["input_ids"].shape[1] :]
+    answer = Causal(llama, tokenizer()).generate("copy abc=", max_new_tokens=12)
+    tokens, ended = up_to_end(whole.tolist(), [EOS_ID])
+    assert answer.text == tokenizer().decode(tokens, skip_special_tokens=True)
+    assert (answer.tokens, answer.ended, answer.forwards) == (len(tokens), ended, len(whole) - 1)
+    assert 0 < answer.prefill_s < answer.seconds
+
+
+def test_block_diffusion_is_generate():
+    model, words = load("nano"), load_tokenizer("nano")
+    asked = words("sort hgfedcba=", return_tensors="pt")
+    torch.manual_seed(0)
+    output = model.generate(**asked, max_new_tokens=CANVAS, return_dict_in_generate=True)
+    torch.manual_seed(0)
+    answer = BlockDiffusion(model, words).generate("sort hgfedcba=", max_new_tokens=CANVAS)
+    assert answer.text == "abcdefgh" and answer.tokens == 9 and answer.computed == CANVAS and answer.ended
+    told = output.sequences[0, asked["input_ids"].shape[1] :].tolist()
+    assert answer.text == words.decode(up_to_end(told, [EOS_ID])[0], skip_special_tokens=True)
+    assert answer.steps == (answer.forwards,) and 2 <= answer.forwards <= 48
+    assert not model.model.encoder._forward_hooks and not model.model.decoder._forward_hooks
+
+
+@pytest.fixture(scope="module")
+def canvas():
+    return MaskedCanvas(build_nano(seed=5), mask=BOS_ID)
+
+
+@pytest.mark.parametrize("how", [{"steps": 16}, {"threshold": 0.03}])
+@pytest.mark.parametrize("block", [CANVAS, 16])
+def test_the_cache_changes_no_token(canvas, block, how):
+    """What is before a canvas is read causally, so keeping it is exact; in whole blocks and in parts of a canvas."""
+    plain, cached = (
+        MaskedDiffusion(canvas, tokenizer(), block=block, cached=cached, **how) for cached in (False, True)
+    )
+    a, b = (engine.generate("copy abc=", max_new_tokens=2 * CANVAS) for engine in (plain, cached))
+    assert (a.text, a.steps, a.tokens) == (b.text, b.steps, b.tokens)
+    assert a.forwards == sum(a.steps) and (a.prefill_s, b.prefill_s is None) == (None, False)
+
+
+@pytest.mark.parametrize(("block", "steps"), [(64, 64), (64, 5), (16, 3), (16, 1)])
+def test_a_fixed_number_of_steps_writes_equal_shares(canvas, block, steps):
+    answer = MaskedDiffusion(canvas, tokenizer(), block=block, steps=steps).generate("copy abc=", max_new_tokens=CANVAS)
+    assert answer.steps == (steps,) * (CANVAS // block) and answer.computed == CANVAS
+
+
+def test_low_confidence_is_remasked(canvas):
+    """By hand for one block: of what is still masked the most probable are kept, a share a step."""
+    engine = MaskedDiffusion(canvas, tokenizer(), block=CANVAS, steps=4)
+    tokens = torch.cat([tokenizer()("copy abc=", return_tensors="pt")["input_ids"], torch.full((1, CANVAS), BOS_ID)], 1)
+    begin = tokens.shape[1] - CANVAS
+    with torch.no_grad():
+        for _ in range(4):
+            told = canvas.logits(tokens, begin).softmax(-1)
+            told[:, BOS_ID] = 0
+            best, token = told.max(-1)
+            best[tokens[0, begin:] != BOS_ID] = -1
+            kept = best.topk(CANVAS // 4).indices
+            tokens[0, begin + kept] = token[kept]
+    text = tokenizer().decode(up_to_end(tokens[0, begin:].tolist(), [EOS_ID])[0], skip_special_tokens=True)
+    assert engine.generate("copy abc=", max_new_tokens=CANVAS).text == text
+
+
+def test_the_threshold_writes_at_least_one_and_all_that_are_sure(canvas):
+    one = MaskedDiffusion(canvas, tokenizer(), block=CANVAS, threshold=0.999)
+    many = MaskedDiffusion(canvas, tokenizer(), block=CANVAS, threshold=0.001)
+    assert one.generate("copy abc=", max_new_tokens=CANVAS).forwards == CANVAS
+    assert many.generate("copy abc=", max_new_tokens=CANVAS).forwards == 1
+
+
+class Both(torch.nn.Module):
+    """A model that attends in both directions: embedding, the mean of all, a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.name_or_path, self.device = "both", torch.device("cpu")
+        self.generation_config = type("Config", (), {"eos_token_id": EOS_ID})()
+        self.embed, self.head = torch.nn.Embedding(47, 16), torch.nn.Linear(16, 47)
+
+    def forward(self, input_ids, use_cache=False):
+        seen = self.embed(input_ids)
+        places = torch.linspace(-1, 1, seen.shape[1])[None, :, None]
+        return type("Output", (), {"logits": 9 * self.head(seen + seen.mean(1, keepdim=True) + places)})()
+
+
+def test_a_bidirectional_model_runs_without_a_cache_and_says_that_it_has_none():
+    model = MaskedWhole(Both(), mask=BOS_ID)
+    answer = MaskedDiffusion(model, tokenizer(), block=8, steps=2).generate("copy abc=", max_new_tokens=20)
+    assert answer.computed == 24 and answer.steps[0] == 2  # whole blocks
+    with pytest.raises(LabError, match="both: keeps no keys and values"):
+        MaskedDiffusion(model, tokenizer(), block=8, steps=2, cached=True).generate("copy abc=", max_new_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"block": 64}, "steps of a block, or a threshold"),
+        ({"block": 64, "steps": 4, "threshold": 0.9}, "steps of a block, or a threshold"),
+        ({"block": 48, "steps": 4}, "do not fill a canvas of 64"),
+        ({"block": 64, "steps": 65}, "cannot be met"),
+        ({"block": 64, "threshold": 1.0}, "cannot be met"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(canvas, how, told):
+    with pytest.raises(LabError, match=told):
+        MaskedDiffusion(canvas, tokenizer(), **how)
+
+
+@pytest.mark.parametrize("engine", ["causal", "block", "masked"])
+def test_an_empty_prompt_is_one_line(engine, llama, canvas):
+    made = {
+        "causal": lambda: Causal(llama, tokenizer()),
+        "block": lambda: BlockDiffusion(canvas.model, tokenizer()),
+        "masked": lambda: MaskedDiffusion(canvas, tokenizer(), block=64, steps=4),
+    }[engine]()
+    with pytest.raises(LabError, match="prompt: empty"):
+        made.generate("  ", max_new_tokens=4)

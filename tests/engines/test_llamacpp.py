@@ -1,0 +1,139 @@
+"""The llama.cpp engine reads what the programs print, and says in one line what went wrong."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglab_utils.engines.llamacpp import LlamaCpp, ProgramFailed, Timing, read_timing
+from dglab_utils.errors import LabError
+
+ONE_BLOCK = """
+ The grinder hums, the red dust settles, and the cup is full.
+total time: 4551.07ms, time per step: 216.72ms (21 steps over 1 blocks, entropy-bound)
+throughput: 56.3 tok/s (256 tok in 4551.07ms), in-step parallel 1181 tok/s (256-tok canvas x 21.0 steps/block)
+"""
+SEVERAL_BLOCKS = """
+A long answer, over three canvases.
+total time: 12000.00ms, time per step: 200.00ms (60 steps over 3 blocks, entropy-bound)
+throughput: 64.0 tok/s (768 tok in 12000.00ms), in-step parallel 1280 tok/s (256-tok canvas x 20.0 steps/block)
+"""
+# Stock builds, for LLaDA and Dream: a fixed number of steps, which they do not tell.
+STOCK = "\nAn answer.\n\ntotal time: 900.50ms, time per step: 7.04ms, sampling time per step: 1.13ms\n"
+CAUSAL = """
+common_perf_print:        load time =     512.30 ms
+common_perf_print: prompt eval time =      41.20 ms /    12 tokens (    3.43 ms per token,   291.26 tokens per second)
+common_perf_print:        eval time =     630.00 ms /    62 runs   (   10.16 ms per token,    98.41 tokens per second)
+common_perf_print:       total time =     690.10 ms /    74 tokens
+"""
+CRASHED = "loading\n The first words of an\nGGML_ASSERT(n_tokens <= n_batch) failed\n"
+UNKNOWN = "error loading model: unknown model architecture: 'diffusion-gemma'\nfailed to load model\n"
+CUT = "gguf_init: tensor data is not within the file bounds, model is corrupted or incomplete\nfailed to load model\n"
+
+
+def program(folder: Path, out: str = "", err: str = "", status: int = 0, sleep: float = 0) -> Path:
+    """A program that prints this, and the arguments it was given last."""
+    path = folder / "llama-diffusion-cli"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys, time\n"
+        f"sys.stdout.write({out!r}); sys.stderr.write({err!r} + repr(sys.argv[1:]))\n"
+        f"sys.stdout.flush(); time.sleep({sleep}); sys.exit({status})\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF\x03\x00\x00\x00")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        (ONE_BLOCK, Timing(total_ms=4551.07, step_ms=216.72, steps=21, blocks=1, canvas=256, computed=256)),
+        (SEVERAL_BLOCKS, Timing(total_ms=12000.0, step_ms=200.0, steps=60, blocks=3, canvas=256, computed=768)),
+        (STOCK, Timing(total_ms=900.5, step_ms=7.04)),
+        (CAUSAL, Timing(prompt_ms=41.2, prompt_tokens=12, eval_ms=630.0, eval_runs=62)),
+        (f"noise\n{ONE_BLOCK}\nmore noise ms\n", read_timing(ONE_BLOCK)),
+        (ONE_BLOCK + SEVERAL_BLOCKS, read_timing(SEVERAL_BLOCKS)),
+        (
+            SEVERAL_BLOCKS + "\nagain\ntotal time: 5.00ms, time per step: 5.00ms (1 steps over 1 blocks",
+            Timing(5, 5, 1, 1),
+        ),
+        (CRASHED, Timing()),
+        ("", Timing()),
+    ],
+)
+def test_closing_lines_are_read(printed, told):
+    assert read_timing(printed) == told
+
+
+def test_an_answer_is_counted_to_its_end_and_not_to_the_canvas_s(tmp_path, gguf):
+    """Twelve words and their end of a canvas of 256: the program's own 56.3 tokens a second counts all of it."""
+    engine = LlamaCpp(program(tmp_path, ONE_BLOCK), gguf, count=lambda text: len(text.split()))
+    answer = engine.generate("Write.", max_new_tokens=96)
+    assert answer.text == "The grinder hums, the red dust settles, and the cup is full."
+    assert (answer.tokens, answer.computed, answer.forwards, answer.steps) == (13, 256, 21, (21,))
+    assert answer.seconds == pytest.approx(4.55107) and answer.tokens_per_second == pytest.approx(13 / 4.55107)
+    assert not answer.notes and answer.ended
+
+
+def test_what_could_not_be_read_is_named(tmp_path, gguf):
+    answer = LlamaCpp(program(tmp_path, STOCK), gguf).generate("Write.", max_new_tokens=96)
+    assert answer.text == "An answer." and answer.seconds == pytest.approx(0.9005)
+    assert [note.split()[0] for note in answer.notes] == ["steps", "blocks", "computed", "canvas", "tokens"]
+
+
+def test_a_causal_run_is_read(tmp_path, gguf):
+    answer = LlamaCpp(program(tmp_path, "Say it.it is said [end of text]\n", CAUSAL), gguf).generate(
+        "Say it.", max_new_tokens=128
+    )
+    assert answer.text == "it is said"
+    assert (answer.tokens, answer.forwards, answer.prefill_s) == (63, 62, pytest.approx(0.0412))
+    assert answer.seconds == pytest.approx(0.6712)
+
+
+def test_arguments_never_meet_a_shell(tmp_path, gguf):
+    prompt = "$(touch gone); `touch gone` 'x' \"y\" && z"
+    _, err = LlamaCpp(program(tmp_path, ONE_BLOCK), gguf, arguments=["-ngl", "99"]).run(prompt, max_new_tokens=7)
+    assert err == repr(["-m", str(gguf), "-p", prompt, "-n", "7", "-ngl", "99"])
+    assert not list(tmp_path.glob("gone"))
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"err": UNKNOWN, "status": 1}, "unknown model architecture: 'diffusion-gemma'; this build does not know"),
+        (
+            {"err": CUT, "status": 1},
+            "not within the file bounds, model is corrupted or incomplete; the file is truncated",
+        ),
+        ({"out": CRASHED, "status": 134}, "exit status 134; its output ends: loading The first words of an"),
+        (
+            {"out": "so far", "sleep": 30},
+            "no end within 1 s; give it more or ask for fewer tokens; its output ends: so far",
+        ),
+    ],
+)
+def test_a_program_that_fails_says_why_and_keeps_its_output(tmp_path, gguf, how, told):
+    engine = LlamaCpp(program(tmp_path, **how), gguf, limit_s=1)
+    with pytest.raises(ProgramFailed) as failed:
+        engine.generate("Write.", max_new_tokens=5)
+    assert told in str(failed.value) and "\n" not in str(failed.value)
+    assert (how.get("out") or how["err"]) in failed.value.printed
+
+
+def test_what_cannot_be_run_is_refused_before(tmp_path, gguf):
+    with pytest.raises(LabError, match="nowhere: no program there"):
+        LlamaCpp(tmp_path / "nowhere", gguf).generate("a", max_new_tokens=1)
+    with pytest.raises(LabError, match=r"absent\.gguf: cannot be read"):
+        LlamaCpp(program(tmp_path), tmp_path / "absent.gguf").generate("a", max_new_tokens=1)
+    gguf.write_bytes(b"<html>not found")
+    with pytest.raises(LabError, match="no GGUF file, or a damaged one"):
+        LlamaCpp(program(tmp_path), gguf).generate("a", max_new_tokens=1)
