@@ -13,6 +13,8 @@ from dglab_utils.errors import LabError
 from dglab_utils.measure import speed
 from dglab_utils.measure.speed import WORKS, Cell, hollow, speedup, step_costs, sweep, works
 from dglab_utils.models import build, shape
+from dglab_utils.models.random_weights import config_of, scaled
+from dglab_utils.report.reference import reference
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,14 @@ def test_a_cell_that_runs_out_of_memory_is_marked(monkeypatch, error):
 def test_a_configuration_is_a_shape_too():
     (found,) = sweep([Cell(SMALL.config(), context=9)], rounds=2, warmup=0, dtype="bfloat16")
     assert found.costs.keys() == {"canvas step", "token step"}
+
+
+def test_configurations_that_differ_from_layer_to_layer_follow_one_another():
+    """The released shape has heads of two widths, and its configuration refuses to be compared."""
+    sizes = scaled(reference("model_shapes")["diffusiongemma-26B-A4B"], 64, layers=6)
+    cells = [Cell(config_of(sizes | {"vocab": vocab}), context=4) for vocab in (64, 128)]
+    assert cells[0].shape.text_config.per_layer_config[0].head_dim == 256
+    assert all(found.costs for found in sweep(cells, rounds=2, warmup=0, names=["token step"]))
 
 
 def test_other_errors_end_a_sweep(monkeypatch):

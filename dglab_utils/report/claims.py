@@ -306,6 +306,7 @@ def _advantage_collapses(results: Results) -> Verdict:
 
 CLEARLY_MORE = 3.0  # times the steps: what the hardest level of a task takes over its easiest, medians of canvases
 WITHOUT_LOSS = 0.02  # of the share of right answers: a difference that is called none
+ENOUGH_ANSWERS = 8  # prompts that were timed, for a median with quartiles
 ENOUGH_PROMPTS = 200  # of a kind of task, for a difference of two per cent to mean anything
 
 
@@ -351,6 +352,71 @@ def _bound_without_loss(results: Results) -> Verdict:
     if any(times >= 2 for times in saved.values()):
         return Verdict("partly", measured, "So for one kind of task, not for the other.")
     return Verdict("not reproduced", measured, "No bound saved half of the steps without loss.")
+
+
+# -- other engines -------------------------------------------------------------------------------------------
+
+
+def _uncached_loses(results: Results) -> Verdict:
+    ways = results.verdict_input("ways")
+    asked = ways["autoregressive"]["prompts"]
+    if asked < ENOUGH_ANSWERS:
+        raise LabError(f"this run timed {asked} prompts, too few; the claim wants {ENOUGH_ANSWERS}")
+    peer, naive, best = (
+        ways["autoregressive"]["ms"],
+        ways["masked, as published"]["ms"],
+        ways["masked, all three"]["ms"],
+    )
+    measured = (
+        f"equal weights, data and size: {peer:.3g} ms an answer a token at a time, {naive:.3g} ms masked as published "
+        f"({naive / peer:.1f} times), {best:.3g} ms with cache, threshold and blocks"
+    )
+    if naive <= peer:
+        return Verdict("not reproduced", measured, "The published sampler is no slower than its peer here.")
+    if best < peer:
+        why = "So is the published sampler here; the same weights win once it caches and stops by itself."
+    else:
+        why = "So is the published sampler here, and what later engines add does not make up for it."
+    return Verdict("reproduced", measured, why)
+
+
+def _short_answers_pay(results: Results) -> Verdict:
+    lengths = results.verdict_input("computed_by_length")
+    if len(lengths) < 2:
+        raise LabError("this run has answers of one length only")
+    short, long = lengths[0], lengths[-1]
+    if long["tokens"] < 2 * short["tokens"]:
+        raise LabError("this run's answers are of nearly one length")
+    measured = "; ".join(
+        f"{end['tokens']:.0f} tokens: {end['computed']:.1f} positions computed for each" for end in (short, long)
+    )
+    if short["computed"] >= 1.5 * long["computed"]:
+        return Verdict("reproduced", measured, "A canvas is computed whole, whatever ends inside of it.")
+    return Verdict("not reproduced", measured, "A short answer computes hardly more for a token than a long one.")
+
+
+def _cpu_inverts(results: Results) -> Verdict:
+    pair = results.verdict_input("pair")
+    if pair:
+        told = [f"{p['category']}: {p['diffusion']:.3g} against {p['ar']:.3g} tokens/s" for p in pair]
+        slower = [p["diffusion"] < p["ar"] for p in pair]
+        if all(slower):
+            return Verdict("reproduced", "; ".join(told), "The released pair, on this CPU.")
+        state: State = "partly" if any(slower) else "not reproduced"
+        return Verdict(state, "; ".join(told), "The released pair, on this CPU: diffusion is not slower everywhere.")
+    copies = results.verdict_input("copies")
+    if not copies:
+        raise LabError("this run measured no scaled copy, and not the released pair")
+    largest = copies[-1]
+    measured = (
+        f"copies of its shape with random weights, {results.verdict_input('steps')} steps: "
+        f"{copies[0]['gain']:.2f} times the speed at "
+        f"{copies[0]['millions']:.0f}M, {largest['gain']:.2f} times at {largest['millions']:.0f}M; "
+        f"predicted for a desktop: {results.verdict_input('predicted_gain'):.2f} times"
+    )
+    if largest["gain"] < 1:
+        return Verdict("partly", measured, "So do copies of its shape; the released pair itself did not run here.")
+    return Verdict("not reproduced", measured, "The largest copy that was tried is still faster by diffusion.")
 
 
 # -- batches ---------------------------------------------------------------------------------------------------
@@ -417,6 +483,8 @@ _A = "First lab, experiment A"
 _B = "First lab, experiment B"
 _C = "First lab, experiment C"
 _D = "First lab, experiment D"
+_E = "First lab, experiment E"
+_F = "First lab, experiment F"
 _R = "Report to Transformers, 2026-10-22"
 CLAIMS: tuple[Claim, ...] = (
     Claim(
@@ -522,6 +590,31 @@ CLAIMS: tuple[Claim, ...] = (
         "2 to 3 times",
         "09_quality_tradeoff",
         _bound_without_loss,
+    ),
+    Claim(
+        "uncached-fixed-steps-lose",
+        "Diffusion alone is not fast: a masked model with its published sampler, which keeps no cache and takes a "
+        "fixed number of steps, is slower than its autoregressive peer.",
+        f"{_E}, LLaDA-MoE-7B-A1B against Gemma 3 1B and Qwen2.5 1.5B",
+        "0.8 to 2.8 tokens/s against 4.1 and 13.8",
+        "05_diffusion_vs_ar",
+        _uncached_loses,
+    ),
+    Claim(
+        "short-answers-pay-a-canvas",
+        "A short answer pays for a whole canvas.",
+        f"{_F}: a trivial prompt",
+        "5 denoising steps over 256 positions for an answer of a few tokens",
+        "05_diffusion_vs_ar",
+        _short_answers_pay,
+    ),
+    Claim(
+        "cpu-inverts",
+        "On a CPU the speed claim inverts: DiffusionGemma is slower there than its autoregressive sibling.",
+        f"{_F}, llama.cpp, four-bit weights",
+        "0.8 to 1.2 tokens/s against 4.2 to 4.6",
+        "06_cpu_26b",
+        _cpu_inverts,
     ),
     Claim(
         "batch-changes-text",

@@ -6,13 +6,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dglab_utils.engines.block_diffusion import BlockDiffusion
+from dglab_utils.engines.block_diffusion import BlockDiffusion, CausalEncoder
 from dglab_utils.engines.causal import Causal
-from dglab_utils.engines.generation import up_to_end
+from dglab_utils.engines.compare import in_turns, prompts_of, seconds_of
+from dglab_utils.engines.generation import Generation, up_to_end, with_peak
 from dglab_utils.engines.masked_diffusion import MaskedCanvas, MaskedDiffusion, MaskedWhole
 from dglab_utils.errors import LabError
+from dglab_utils.measure.answers import a_token_at_a_time
 from dglab_utils.models import load, load_tokenizer
 from dglab_utils.models.nano import BOS_ID, CANVAS, EOS_ID, build_nano, tokenizer
+from dglab_utils.models.nano_training import held_out_examples
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,70 @@ def test_block_diffusion_is_generate():
     assert not model.model.encoder._forward_hooks and not model.model.decoder._forward_hooks
 
 
+def test_a_seed_gives_the_same_answer_and_leaves_the_generator():
+    model, words = load("nano"), load_tokenizer("nano")
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    a, b = (BlockDiffusion(model, words, seed=1).generate("palindrome 12=", max_new_tokens=64) for _ in range(2))
+    assert (a.text, a.steps) == (b.text, b.steps) and torch.equal(torch.get_rng_state(), state)
+    texts = {BlockDiffusion(model, words, seed=n).generate("palindrome 12=", max_new_tokens=64).text for n in range(4)}
+    assert len(texts) > 1
+
+
+def test_the_encoder_says_what_it_says_in_a_batch():
+    model, words = load("nano"), load_tokenizer("nano")
+    examples = held_out_examples(1, seed="engines", tasks=["sort", "palindrome"])
+    alone = [CausalEncoder(model, words).generate(e.prompt, max_new_tokens=128) for e in examples]
+    for answer, told in zip(alone, a_token_at_a_time(model, examples), strict=True):
+        assert (answer.text, answer.tokens, answer.forwards) == (told.text, told.tokens, told.forwards)
+        assert answer.computed == answer.tokens and answer.ended
+    assert CausalEncoder(model, words).generate("copy abcdefgh=", max_new_tokens=3).fault == "truncated"
+
+
+def test_memory_of_an_answer():
+    model, words = load("nano"), load_tokenizer("nano")
+    few, many = (with_peak(CausalEncoder(model, words), f"copy {t}=", max_new_tokens=8) for t in ("a", "a" * 100))
+    assert 0 < few.peak_bytes < many.peak_bytes and few.tokens == 2
+
+
+class Slow:
+    """Answers with its name and the number of the call."""
+
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+
+    def generate(self, prompt, *, max_new_tokens):
+        self.calls.append((self.name, prompt))
+        return Generation(self.name, "", prompt, 1, 1, True, 1, decode_s=float(len(self.calls)))
+
+
+def test_engines_answer_in_turns():
+    calls, bar = [], []
+    told = in_turns(
+        {n: Slow(n, calls) for n in "ab"}, ["x", "y"], max_new_tokens=1, rounds=2, each=lambda: bar.append(1)
+    )
+    assert calls[:2] == [("a", "x"), ("b", "x")]  # warm-up
+    turns = [("a", "x"), ("b", "x"), ("b", "y"), ("a", "y"), ("b", "x"), ("a", "x"), ("a", "y"), ("b", "y")]
+    assert calls[2:] == turns and len(bar) == 4
+    assert [len(part) for part in told.values()] == [2, 2] and [len(rounds) for rounds in told["a"]] == [2, 2]
+    assert seconds_of(told["a"]).tolist() == [5.5, 7.5]  # calls 3 and 8, 6 and 9
+    with pytest.raises(LabError, match="0 prompts, 2 rounds"):
+        in_turns({}, [], max_new_tokens=1, rounds=2)
+
+
+def test_prompts_of_the_real_models():
+    assert all(len(set(prompts_of(name))) >= 8 for name in ("math", "korean", "code"))
+    with pytest.raises(LabError, match="prompts 'maths': there are code, korean, math"):
+        prompts_of("maths")
+
+
+def test_an_answer_without_a_time():
+    answer = Generation("e", "m", " ", 1, 1, True, 1)
+    assert answer.fault == "empty"
+    with pytest.raises(LabError, match="e: told no time"):
+        _ = answer.tokens_per_second
+
+
 @pytest.fixture(scope="module")
 def canvas():
     return MaskedCanvas(build_nano(seed=5), mask=BOS_ID)
@@ -84,6 +151,17 @@ def test_the_cache_changes_no_token(canvas, block, how):
 def test_a_fixed_number_of_steps_writes_equal_shares(canvas, block, steps):
     answer = MaskedDiffusion(canvas, tokenizer(), block=block, steps=steps).generate("copy abc=", max_new_tokens=CANVAS)
     assert answer.steps == (steps,) * (CANVAS // block) and answer.computed == CANVAS
+
+
+def test_nothing_is_written_behind_the_block_that_ends_the_answer(canvas):
+    """The same steps as without, as far as they go: a block does not see later ones but as masks."""
+    how = {"block": 16, "steps": 4, "cached": True}
+    whole, short = (MaskedDiffusion(canvas, tokenizer(), **how, stop=stop) for stop in (False, True))
+    for prompt in ("copy abc=", "sort cab=", "say 7=", "palindrome 5="):
+        a, b = (engine.generate(prompt, max_new_tokens=2 * CANVAS) for engine in (whole, short))
+        assert (a.text, a.tokens, a.ended) == (b.text, b.tokens, b.ended)
+        assert b.computed == (-(-b.tokens // 16) * 16 if b.ended else 2 * CANVAS)
+        assert b.forwards == 4 * b.computed // 16 and a.computed in (CANVAS, 2 * CANVAS)
 
 
 def test_low_confidence_is_remasked(canvas):

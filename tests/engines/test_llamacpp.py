@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import stat
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dglab_utils.engines.llamacpp import LlamaCpp, ProgramFailed, Timing, read_timing
+from dglab_utils.engines.llamacpp import LlamaCpp, ProgramFailed, Timing, read_timing, thought_and_answer
+from dglab_utils.engines.llamacpp_python import LlamaCppPython
 from dglab_utils.errors import LabError
 
 ONE_BLOCK = """
@@ -137,3 +140,88 @@ def test_what_cannot_be_run_is_refused_before(tmp_path, gguf):
     gguf.write_bytes(b"<html>not found")
     with pytest.raises(LabError, match="no GGUF file, or a damaged one"):
         LlamaCpp(program(tmp_path), gguf).generate("a", max_new_tokens=1)
+
+
+THOUGHT = "<|channel>thought\nFirst the sum, then the rest.<channel|>The answer is 8."
+
+
+def test_the_thought_channel_is_told_apart():
+    assert thought_and_answer(THOUGHT) == ("First the sum, then the rest.", "The answer is 8.")
+    assert thought_and_answer("The answer is 8.") == ("", "The answer is 8.")
+    assert thought_and_answer("<|channel>thought\nNo end") == ("No end", "")  # it took the whole canvas
+
+
+def test_a_run_tells_step_thought_and_what_lies_behind_the_end(tmp_path, gguf):
+    closing = ONE_BLOCK.split("\n", 2)[2]
+    engine = LlamaCpp(program(tmp_path, f"{THOUGHT}\n{closing}"), gguf, count=lambda text: len(text.split()))
+    run = engine.ask("Add.", max_new_tokens=256)
+    assert run.parallel == pytest.approx(256 / 0.21672)
+    assert run.thought == 6 and run.answer.tokens == len(THOUGHT.split()) + 1
+    assert run.behind_end == 256 - run.answer.tokens
+    assert run.wall_s > 0 and closing.strip() in run.printed
+    blind = LlamaCpp(program(tmp_path, STOCK), gguf).ask("Add.", max_new_tokens=256)
+    assert (blind.parallel, blind.behind_end, blind.thought) == (None, None, None)
+
+
+def test_several_blocks_have_no_steps_of_their_own(tmp_path, gguf):
+    run = LlamaCpp(program(tmp_path, SEVERAL_BLOCKS), gguf, count=lambda text: len(text.split())).ask(
+        "Write.", max_new_tokens=768
+    )
+    assert (run.answer.steps, run.answer.forwards, run.answer.computed) == ((), 60, 768)
+    assert run.parallel == pytest.approx(1280)
+
+
+class Llama:
+    """Stands in for llama_cpp.Llama: bytes for tokens, 0 the end; answers with the prompt backwards."""
+
+    def __init__(self, path, n_ctx, n_threads, verbose):
+        if Path(path).stat().st_size < 8:
+            raise ValueError("Failed to load model from file")
+        self.size, self._model, self.resets = n_ctx, SimpleNamespace(vocab=None), 0
+
+    def n_ctx(self):
+        return self.size
+
+    def tokenize(self, text):
+        return list(text)
+
+    def reset(self):
+        self.resets += 1
+
+    def generate(self, tokens, temp, repeat_penalty):
+        assert temp == 0 and repeat_penalty == 1
+        yield from [*reversed(tokens), 0, 7, 7]
+
+    def detokenize(self, tokens, prev_tokens):
+        return bytes(tokens)
+
+
+@pytest.fixture
+def llama_cpp(monkeypatch):
+    module = ModuleType("llama_cpp")
+    module.Llama, module.llama_vocab_is_eog = Llama, lambda vocab, token: token == 0
+    module.__spec__ = ModuleSpec("llama_cpp", None)
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+
+
+def test_llama_cpp_python_counts_up_to_its_end(gguf, llama_cpp):
+    engine = LlamaCppPython(gguf, context=64)
+    answer = engine.generate("abc", max_new_tokens=10)
+    assert (answer.text, answer.tokens, answer.computed, answer.forwards, answer.ended) == ("cba", 4, 4, 3, True)
+    assert 0 <= answer.prefill_s <= answer.seconds and engine.model.resets == 1
+    cut = engine.generate("abc", max_new_tokens=2)
+    assert (cut.text, cut.tokens, cut.ended, cut.fault) == ("cb", 2, False, "truncated")
+    with pytest.raises(LabError, match="3 tokens of prompt and 62 of answer do not fit into 64"):
+        engine.generate("abc", max_new_tokens=62)
+    with pytest.raises(LabError, match="prompt: empty"):
+        engine.generate(" ", max_new_tokens=2)
+
+
+def test_llama_cpp_python_refuses_in_one_line(gguf, llama_cpp, monkeypatch):
+    gguf.write_bytes(b"GGUF")
+    with pytest.raises(LabError, match="cannot be loaded by llama-cpp-python: Failed to load"):
+        LlamaCppPython(gguf)
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    monkeypatch.setattr("dglab_utils.engines.llamacpp_python.find_spec", lambda name: None)
+    with pytest.raises(LabError, match="llama-cpp-python: not installed; `pip install llama-cpp-python`"):
+        LlamaCppPython(gguf)

@@ -8,7 +8,7 @@ from small import SMALL
 
 from dglab_utils.errors import LabError
 from dglab_utils.models import build
-from dglab_utils.models.random_weights import build_in_place, config_of
+from dglab_utils.models.random_weights import build_in_place, config_of, scaled
 from dglab_utils.report.reference import reference
 
 
@@ -67,3 +67,27 @@ def test_sizes_that_make_no_configuration():
         config_of({name: size for name, size in sizes.items() if name != "hidden"})
     with pytest.raises(LabError, match="7 full layers; the official order gives 5"):
         config_of({**sizes, "sliding_layers": 23, "full_layers": 7})
+
+
+def test_a_scaled_copy_keeps_the_ratios():
+    whole = reference("model_shapes")["diffusiongemma-26B-A4B"]
+    assert scaled(whole, 1) == whole
+    small = scaled(whole, 8, layers=6)
+    assert {n: whole[n] / small[n] for n in ("hidden", "mlp_width", "vocab", "heads", "kv_heads")} == dict.fromkeys(
+        ("hidden", "mlp_width", "vocab", "heads", "kv_heads"), 8
+    )
+    kept = ("experts", "experts_per_token", "head_dim", "full_head_dim", "sliding_window", "canvas_length")
+    assert {n: small[n] for n in kept} == {n: whole[n] for n in kept}
+    assert (small["sliding_layers"], small["full_layers"], small["full_kv_heads"]) == (5, 1, 1)
+    assert small["expert_width"] == 96  # 88, in sixteens
+    assert scaled(whole, 2)["sliding_layers"] + scaled(whole, 2)["full_layers"] == 12  # 15, in sixes
+    config_of(scaled(whole, 64, layers=6))
+
+
+def test_what_cannot_be_scaled():
+    whole = reference("model_shapes")["diffusiongemma-26B-A4B"]
+    for divisor in (0, 3, 5):
+        with pytest.raises(LabError, match=f"divisor {divisor}: want one that divides"):
+            scaled(whole, divisor)
+    with pytest.raises(LabError, match="sizes: hidden is missing"):
+        scaled({}, 2)
