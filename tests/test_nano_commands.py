@@ -10,7 +10,7 @@ import pytest
 from dglab_utils.models import load
 from dglab_utils.models.loading import TRAINED
 from dglab_utils.models.nano_tasks import TASKS
-from dglab_utils.models.nano_training import Recipe, young_at
+from dglab_utils.models.nano_training import Recipe, train, young_at
 from dglab_utils.runs import cli, nano
 
 TWO_STEPS = ["--demo", "--steps", "2", "--rows", "2", "--threads", "1", "--device", "cpu"]
@@ -32,6 +32,19 @@ def test_a_trained_folder_is_tested_and_gets_its_card(run, capsys):
     assert printed.partition("\nwritten:")[0] in card
     assert "2 of 2 steps of 2 examples" in card and "$" not in card
     assert f"{sum(p.numel() for p in load(final).parameters()):,} weights" in card
+
+
+def test_a_twin_with_masks_is_tested_by_masks(tmp_path):
+    recipe = Recipe(steps=2, first=2, rows=2, warmup=1, threads=1, objective="masked", only=("copy",))
+    train(tmp_path / "run", recipe, device="cpu", evaluate=lambda model, examples: {"copy": 0.0})
+    final = tmp_path / "run" / "final"
+    rows = nano.test_nano(str(final), a_level=1, seed=0, tasks=["copy"])
+    assert len(rows) == 1 + len(TASKS["copy"].shown)
+    # Two steps teach nothing: no position is likely by 0.9, and each forward writes one of two canvases.
+    assert all((row[3], row[5], row[7]) == ("0.0%", "128.0", "") for row in rows[:-1])
+    card = nano.card(final, nano.as_text(rows), "dglab test-nano run").read_text()
+    assert "--objective masked" in card and "trained with masks" in card and "$" not in card
+    assert nano.as_text(rows) in card
 
 
 def test_a_table_comes_out_equal_again(run):
@@ -95,10 +108,11 @@ def test_a_shipped_checkpoint_is_small_and_tells_its_recipe(name):
     assert (folder / "model.safetensors").stat().st_size <= 16e6
     recipe = json.loads((folder / "recipe.json").read_text())
     told = {key: tuple(value) if isinstance(value, list) else value for key, value in recipe.items()}
-    assert Recipe(**told) == Recipe(), "made by the command as it is"
+    objective = "masked" if name == "nano-masked" else "uniform"
+    assert Recipe(**told) == Recipe(objective=objective), "made by the command as it is"
     steps = [json.loads(line)["step"] for line in (folder / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
-    if name == "nano":
+    if name != "nano-young":
         assert steps[-1] == recipe["steps"]
     else:
         assert steps[-1] <= young_at(min(recipe["first"], recipe["steps"])) < steps[-1] + 50  # a line every fifty steps

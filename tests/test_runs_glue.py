@@ -17,6 +17,7 @@ def results(monkeypatch):
     found.measure("steps", "steps", [18, 18, 18], growth=1.0, study="first_lab")
     found.measure("steps", "steps", [30, 31, 33, 34], growth=0.5, study="first_lab")
     found.measure("accepted_per_step", "", [45.8671], bound=0.001)
+    found.measure("answer", "ms", [7.0], way="masked, as published")
     monkeypatch.setattr(results_module, "everywhere", lambda name: [found] if name == "02_waves" else [])
     return found
 
@@ -28,6 +29,7 @@ def results(monkeypatch):
         ("02_waves steps growth=0.5 study=first_lab", "32 (30.75–33.25) steps"),
         ("02_waves steps growth=0.5 :.0f", "32 (31–33) steps"),
         ("02_waves accepted_per_step", "45.87"),
+        ('02_waves answer way="masked, as published"', "7 ms"),
         ("02_waves accepted_per_step bound=1e-3 :.1f", "45.9"),
     ],
 )
@@ -42,6 +44,7 @@ def test_a_measurement_is_quoted_with_its_unit_and_its_spread(query, shown, resu
     [
         ("02_waves", "write EXPERIMENT NAME"),
         ("02_waves steps growth", "write EXPERIMENT NAME"),
+        ('02_waves answer way="masked', "cannot be read (No closing quotation)"),
         ("03_none steps", "03_none: no results yet; run it with `dglab run 03_none`"),
         ("02_waves steps growth=1.0 :wide", "`:wide` is no number format"),
         ("02_waves steps", "2 measurements called 'steps'"),

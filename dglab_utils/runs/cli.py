@@ -236,7 +236,9 @@ def _parser() -> argparse.ArgumentParser:
     training.set_defaults(command=train_nano)
 
     testing = commands.add_parser("test-nano", help="held-out accuracy of the small model")
-    testing.add_argument("model", nargs="?", default="nano", metavar="MODEL", help="nano, nano-young or a folder")
+    testing.add_argument(
+        "model", nargs="?", default="nano", metavar="MODEL", help="nano, nano-young, nano-masked or a folder"
+    )
     testing.add_argument("--a-level", type=int, default=50, metavar="N", help="prompts a level (default: 50)")
     testing.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and noise (default: 0)")
     testing.add_argument("--card", action="store_true", help="write the table into the checkpoint's README.md")

@@ -29,7 +29,7 @@ from dglab_utils.measure.answers import (
     variety,
 )
 from dglab_utils.models.loading import TRAINED, load
-from dglab_utils.models.nano import CANVAS, MASK_ID, tokenizer
+from dglab_utils.models.nano import CANVAS, MASK_ID, check_is_nano, tokenizer
 from dglab_utils.models.nano_tasks import TASKS, Example, task_called
 from dglab_utils.models.nano_training import (
     FINAL,
@@ -44,6 +44,7 @@ from dglab_utils.models.nano_training import (
 )
 from dglab_utils.paths import ROOT, written
 
+THRESHOLD = 0.9  # of a masked model's probabilities; Fast-dLLM's choice (arXiv 2505.22618)
 HEADINGS = ("task", "level", "prompts", "right", "95 % interval", "steps", "one at a time", "distinct")
 
 
@@ -64,31 +65,55 @@ def train_nano(folder: Path, recipe: Recipe, device: str | None) -> None:
     print(f"trained: {folder / FINAL}; after {YOUNG_SHARE:.0%} of it: {folder / YOUNG}; curves: {folder / LOG}")
 
 
+def by_masks(model: DiffusionGemmaForBlockDiffusion, examples: Sequence[Example]) -> list[Answer]:
+    """Answers of a model trained with masks, in the order of the examples: a canvas as one block, cached, and each step
+    writes what is likely by THRESHOLD. Nothing is drawn.
+    """
+    check_is_nano(model)
+    engine = MaskedDiffusion(MaskedCanvas(model, MASK_ID), tokenizer(), block=CANVAS, threshold=THRESHOLD, cached=True)
+    found = []
+    for example in examples:
+        told = engine.generate(example.prompt, max_new_tokens=2 * CANVAS)
+        right = told.ended and TASKS[example.task].accepts(example.prompt, told.text)
+        found.append(Answer(example, told.text, right, told.forwards, told.tokens))
+    return found
+
+
 def masked_accuracy(model: DiffusionGemmaForBlockDiffusion, examples: Sequence[Example]) -> dict[str, float]:
-    """Share of right answers by task of a model trained with masks: a canvas as one block, what is likely by 0.9."""
-    engine = MaskedDiffusion(MaskedCanvas(model, MASK_ID), tokenizer(), block=CANVAS, threshold=0.9, cached=True)
+    """Share of right answers by task of a model that is trained with masks; it may be in training."""
     was_training = model.training
     model.eval()
     right: dict[str, list[bool]] = {}
-    for example in examples:
-        text = engine.generate(example.prompt, max_new_tokens=2 * CANVAS).text
-        right.setdefault(example.task, []).append(TASKS[example.task].accepts(example.prompt, text))
+    for answer in by_masks(model, examples):
+        right.setdefault(answer.example.task, []).append(answer.right)
     model.train(was_training)
     return {task: sum(told) / len(told) for task, told in right.items()}
 
 
+def _is_masked(folder: Path) -> bool:
+    """Whether the checkpoint in this folder was trained with masks, by its recipe; without one it was not."""
+    try:
+        return _training_of(folder)[0].get("objective") == "masked"
+    except LabError:
+        return False
+
+
 def test_nano(source: str, *, a_level: int, seed: int, tasks: Sequence[str]) -> list[tuple[str, ...]]:
-    """Held-out accuracy of a checkpoint by task and level, at its default settings: rows under HEADINGS."""
+    """Held-out accuracy of a checkpoint by task and level: rows under HEADINGS.
+
+    By the official `generate()` at its default settings; one that was trained with masks, by `by_masks`.
+    """
     asked = [task_called(name) for name in tasks or TASKS]
     model, rows = load(source), []
+    masked = _is_masked(Path(TRAINED.get(source, source)))
     for task in tqdm(asked, desc="tasks"):
         name = task.name
         examples = held_out_examples(a_level, seed=f"test {seed}", tasks=[name])
-        diffusion = by_diffusion(model, examples, seed=seed)
+        diffusion = by_masks(model, examples) if masked else by_diffusion(model, examples, seed=seed)
         temperature = 0.0 if task.closed else OPEN_TEMPERATURE
         causal = a_token_at_a_time(model, examples, temperature=temperature, seed=seed)
         same = diffusion
-        again = repeated(a_level, seed=f"test {seed}", tasks=[name])
+        again = [] if masked else repeated(a_level, seed=f"test {seed}", tasks=[name])
         if again and [e.prompt for e in again] != [e.prompt for e in examples]:
             same = by_diffusion(model, again, seed=seed)
         for level in task.shown:
@@ -135,7 +160,8 @@ def as_text(rows: list[tuple[str, ...]]) -> str:
     return "\n".join([told[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *told[1:]])
 
 
-CARD = Path(__file__).with_name("nano_card.md")  # a string.Template
+# Templates of string.Template: of a checkpoint for `generate()`, and of one that was trained with masks.
+CARD, MASKED_CARD = (Path(__file__).with_name(name) for name in ("nano_card.md", "nano_masked_card.md"))
 
 
 def _training_of(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -165,7 +191,9 @@ def card(folder: Path, table: str, command: str) -> Path:
     names = list(told[-1]["held_out"]) if told else []
     rights = [["step", *names], ["---"] * (1 + len(names))]
     rights += [[str(line["step"]), *(f"{share:.0%}" for share in line["held_out"].values())] for line in told]
-    text = Template(CARD.read_text(encoding="utf-8")).substitute(
+    template = MASKED_CARD if recipe.get("objective") == "masked" else CARD
+    text = Template(template.read_text(encoding="utf-8")).substitute(
+        threshold=THRESHOLD,
         name=_name(folder),
         weights=f"{sum(p.numel() for p in load(str(folder)).parameters()):,}",
         command=command,

@@ -16,6 +16,7 @@ Pages load classic scripts with `defer`: they work from file://, and do not hold
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,15 @@ class VerdictsDirective(SphinxDirective):
 def quoted(query: str) -> tuple[str, str]:
     """(text, explanation) of the measurement that `EXPERIMENT NAME [label=value ...] [:format]` names.
 
+    A value with spaces stands in quotation marks.
+
     Raises:
         LabError: the query cannot be read, or the results have no such measurement, or several.
     """
-    words = query.split()
+    try:
+        words = shlex.split(query)
+    except ValueError as error:
+        raise LabError(f"{query!r} cannot be read ({error})") from None
     form = words.pop()[1:] if len(words) > 2 and words[-1].startswith(":") else "{auto}"
     if len(words) < 2 or any("=" not in word for word in words[2:]):
         raise LabError("write EXPERIMENT NAME [label=value ...] [:format]")
