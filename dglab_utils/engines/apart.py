@@ -66,7 +66,8 @@ class Apart:
             ways: settings of `MaskedDiffusion`.
 
         Raises:
-            LabError: no such Python, a model that cannot be loaded, a process that failed or took too long.
+            LabError: no such Python, a model that cannot be loaded, a process that failed or took too long. What was
+                answered until then is lost: ask in parts what takes hours.
         """
         if shutil.which(self.python) is None:
             raise LabError(f"{self.python}: no Python there; `make llada` makes one as .venv-llada/bin/python")
@@ -100,7 +101,8 @@ class Apart:
             last = " ".join(done.stderr.split())[-300:] or "(nothing)"
             raise LabError(f"{self.model}: its process ended with status {done.returncode}: {last}")
         found = [json.loads(line.removeprefix(ANSWER)) for line in lines if line.startswith(ANSWER)]
-        return [Generation(**one | {"steps": tuple(one["steps"]), "notes": tuple(one["notes"])}) for one in found]
+        lists = ("steps", "ids", "notes")  # JSON has no tuples
+        return [Generation(**one | {name: tuple(one[name]) for name in lists}) for one in found]
 
 
 def _loaded(asked: Mapping[str, Any]) -> tuple[nn.Module, Any]:
@@ -120,10 +122,16 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[nn.Module, Any]:
         causal = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         cls = AutoModelForCausalLM if causal else AutoModel
         # `dtype` is called torch_dtype before Transformers 4.56; both take the old name.
-        model = cls.from_pretrained(source, torch_dtype=dtype, use_safetensors=True, **placed, **allowed)
+        model, found = cls.from_pretrained(
+            source, torch_dtype=dtype, use_safetensors=True, output_loading_info=True, **placed, **allowed
+        )
         tokenizer = AutoTokenizer.from_pretrained(source, **allowed)
     except (OSError, ValueError, ImportError) as error:
         raise checkpoint_error(source, error) from error
+    if missing := sorted(found["missing_keys"]):
+        raise LabError(
+            f"{source}: {len(missing)} weights are missing, such as {missing[0]}; they would be random numbers"
+        )
     model.name_or_path = source
     return (model if asked["nf4"] else model.to(device)).eval(), tokenizer
 

@@ -72,10 +72,12 @@ class BlockDiffusion:
             model=self.model.name_or_path,
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             tokens=len(tokens),
-            computed=len(canvases) * self.model.config.canvas_length,
+            filled=len(canvases) * self.model.config.canvas_length,
             ended=ended,
             forwards=sum(canvases),
+            processed=sum(canvases) * self.model.config.canvas_length,
             steps=canvases,
+            ids=tuple(tokens),
             prefill_s=read[0],
             decode_s=seconds - read[0],
             peak_bytes=watch.peak_bytes(),
@@ -88,7 +90,8 @@ class BlockDiffusion:
             yield
             return
         device = self.model.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        kind = "mps" if device.type == "mps" else "cuda"
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device.index or 0], device_type=kind):
             torch.manual_seed(self.seed)
             yield
 
@@ -119,9 +122,11 @@ class CausalEncoder:
             model=self.model.name_or_path,
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             tokens=len(tokens),
-            computed=len(tokens),
+            filled=len(tokens),
             ended=ended,
             forwards=len(tokens),
+            processed=len(tokens),
+            ids=tuple(tokens),
             prefill_s=read,
             decode_s=seconds - read,
             peak_bytes=watch.peak_bytes(),

@@ -36,13 +36,13 @@ class Causal:
         self.name = "causal"
 
     def generate(self, prompt: str, *, max_new_tokens: int, **settings: Any) -> Generation:
-        """A greedy answer. `settings` are `generate()`'s."""
+        """A greedy answer, whatever the checkpoint's own settings say. `settings` are `generate()`'s."""
         asked = encoded(self.tokenizer, prompt, self.model.device, chat=self.chat)
         watch = Stopwatch(self.model.device)
         called = _Called(watch)
         output = self.model.generate(
             **asked,
-            **{"do_sample": False} | settings,
+            **{"do_sample": False, "repetition_penalty": 1.0} | settings,
             max_new_tokens=max_new_tokens,
             logits_processor=LogitsProcessorList([called]),
         )
@@ -54,9 +54,11 @@ class Causal:
             model=self.model.name_or_path,
             text=self.tokenizer.decode(tokens, skip_special_tokens=True),
             tokens=len(tokens),
-            computed=len(computed),
+            filled=len(computed),
             ended=ended,
             forwards=called.count - 1,  # the first token comes with the prompt
+            processed=called.count - 1,
+            ids=tuple(tokens),
             prefill_s=called.first,
             decode_s=seconds - called.first,
             peak_bytes=watch.peak_bytes(),

@@ -21,7 +21,7 @@ from dglab_utils.engines.generation import Engine, Generation
 from dglab_utils.engines.llamacpp_python import LlamaCppPython
 from dglab_utils.errors import LabError
 from dglab_utils.measure.timing import out_of_memory
-from dglab_utils.models.loading import load, load_tokenizer
+from dglab_utils.models.loading import PACKAGED, load, load_tokenizer
 from dglab_utils.paths import DATA
 
 IN_PROCESS = "llama-cpp-python:"  # in front of a GGUF file: to be run by that package and not by Transformers
@@ -113,10 +113,11 @@ def row_of(
         return Row(model, answers)
     except LabError as refusal:
         return Row(model, refused=str(refusal))
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        return Row(model, refused=f"{model}: ran out of memory on {device}; take nf4 or a smaller model")
+    except Exception as error:  # code that came with a checkpoint or a template may raise anything
+        if out_of_memory(error):
+            return Row(model, refused=f"{model}: ran out of memory on {device}; take nf4 or a smaller model")
+        told = " ".join(str(error).split())[:300]
+        return Row(model, refused=f"{model}: failed with {type(error).__name__}: {told}")
     finally:
         engine = None  # its weights go before the next model's come
         if torch.cuda.is_available():
@@ -126,7 +127,8 @@ def row_of(
 def _engine(model: str, *, device: str, weights: str, remote_code: bool) -> Engine:
     if model.startswith(IN_PROCESS):
         return LlamaCppPython(model.removeprefix(IN_PROCESS))
-    nf4 = weights == "nf4" and not model.endswith(".gguf")  # such a file has its own precision
+    own = model.endswith(".gguf") or model in PACKAGED  # such a file has a precision of its own
+    nf4 = weights == "nf4" and not own
     dtype = "bfloat16" if weights == "nf4" else weights
     loaded = load(model, device=device, dtype=dtype, nf4=nf4, trust_remote_code=remote_code)
     tokenizer = load_tokenizer(model, trust_remote_code=remote_code)

@@ -1,8 +1,8 @@
 """What every engine is asked and answers: a prompt in; text, tokens, forwards, times and memory out.
 
-All engines count tokens in one way: those of the answer, up to and including the first end-of-sequence token. What an
-engine computes behind it, and a fixed-length sampler computes all of it, is no token and not told as speed; it is in
-`computed`, so that the waste can be shown.
+All engines count tokens in one way: those of the answer, up to and including the first end-of-sequence token. What one
+fills behind it, and a fixed-length sampler fills all of it, is no token and not told as speed; it is in `filled`,
+and the work over all forwards in `processed`, so that the waste can be shown.
 
     prefill     reading the prompt, until the first token or canvas is begun
     decode      the rest
@@ -33,9 +33,12 @@ class Generation:
     Attributes:
         text: of the tokens counted, without the end's own.
         tokens: counted up to and including the first end-of-sequence token.
-        computed: positions that the engine filled, counted or not.
+        filled: positions of the answer that the engine wrote, counted or not.
         ended: whether there was an end, or the limit was met.
         forwards: of the model over answer positions.
+        processed: answer positions that went through the model, summed over forwards: a canvas of 256 in 10 steps is
+            2560, an answer a token at a time its forwards.
+        ids: of the tokens counted; empty where the engine gives text alone.
         steps: of each canvas or block, where there are any.
         prefill_s, decode_s: seconds; None where the engine does not tell them apart (then all is in `decode_s`).
         peak_bytes: of the device's memory above what was there before; None where it was not measured.
@@ -46,10 +49,12 @@ class Generation:
     model: str
     text: str
     tokens: int
-    computed: int
+    filled: int
     ended: bool
     forwards: int
+    processed: int = 0
     steps: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
     prefill_s: float | None = None
     decode_s: float | None = None
     peak_bytes: int | None = None
@@ -146,4 +151,6 @@ class Stopwatch:
     def _now(self) -> float:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
         return time.perf_counter()

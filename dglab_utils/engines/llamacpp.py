@@ -1,16 +1,17 @@
 """llama.cpp's own programs as an engine: a given binary and a GGUF file, run as a process, read by what they print.
 
-    llama-diffusion-cli            DiffusionGemma (pull requests 24423 and 24427), and in stock builds LLaDA and Dream
-    llama-cli, llama-completion    any causal model
+    llama-diffusion-cli    DiffusionGemma (pull requests 24423 and 24427), and in stock builds LLaDA and Dream
+    llama-completion       any causal model (`GREEDY` says how); `llama-cli` too, but it draws on the terminal around
+                           the answer, and tells a rate alone
 
 Arguments are a list and never go through a shell; the process has a time limit; what it printed is kept whatever
 became of it (`ProgramFailed.printed`). A line that is not known is no error; a figure that could not be read is None,
 and named in `notes`.
 
-The answer stands on standard output, before the line with the time; the program has cut it at its end. Tokens are
-counted as everywhere, up to and including that end, by the model's tokenizer, which the caller gives. The program
-counts whole canvases, whatever ended inside of them: that count is `computed`, and its tokens per second are not
-repeated.
+The answer of a diffusion program stands before the line with the time, of a stock build behind it; the program has cut
+it at its end. Tokens are counted as everywhere, up to and including that end, by the model's tokenizer, which the
+caller gives: an answer that fills its canvases had no end. The program itself counts whole canvases, whatever ended
+inside of them; that count is `filled`, and its tokens per second are no figure of ours.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ _COMPUTED = re.compile(rf"throughput:.*?\((\d+) tok in {_NUMBER}\s*ms\)")
 _CANVAS = re.compile(r"\((\d+)-tok canvas")
 # "prompt eval time =  12.30 ms /  4 tokens (...)" and "eval time = 45.60 ms /  7 runs (...)"
 _EVAL = re.compile(rf"(prompt )?eval time\s*=\s*{_NUMBER}\s*ms\s*/\s*(\d+)\s*(?:tokens|runs)")
+_RATE = re.compile(rf"Generation:\s*{_NUMBER}\s*t/s")  # of llama-cli: "[ Prompt: 28.2 t/s | Generation: 4.2 t/s ]"
+# What the libraries of a program log under their own names, around an answer on standard error.
+_LOGGED = re.compile(r"^(~?llama|ggml|gguf|common|diffusion|load|print_info|main|build|system_info)\w*\s*[:(]")
+# For llama-completion: the most likely token, one answer and no conversation after it, the prompt not repeated.
+GREEDY = ("--temp", "0", "--single-turn", "--no-display-prompt")
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # what the visual mode draws with
 # Gemma 4's own marks around what it thinks before it answers (its chat template).
 _THOUGHT = re.compile(r"<\|channel>thought\b(.*?)(?:<channel\|>|\Z)", re.DOTALL)
@@ -70,6 +76,7 @@ class Timing:
         computed: positions filled.
         prompt_ms, prompt_tokens: reading the prompt, of a causal program.
         eval_ms, eval_runs: forwards after that.
+        rate: tokens/s of decoding, where a program tells no times.
     """
 
     total_ms: float | None = None
@@ -82,6 +89,7 @@ class Timing:
     prompt_tokens: int | None = None
     eval_ms: float | None = None
     eval_runs: int | None = None
+    rate: float | None = None
 
 
 def read_timing(printed: str) -> Timing:
@@ -97,6 +105,8 @@ def read_timing(printed: str) -> Timing:
             found["computed"] = int(match[1])
         if match := _CANVAS.search(line):
             found["canvas"] = int(match[1])
+        if match := _RATE.search(line):
+            found["rate"] = float(match[1])
         if match := _EVAL.search(line):
             kind, unit = ("prompt", "tokens") if match[1] else ("eval", "runs")
             found |= {f"{kind}_ms": float(match[2]), f"{kind}_{unit}": int(match[3])}
@@ -135,7 +145,15 @@ class Run:
     def behind_end(self) -> int | None:
         """Positions that were computed behind the answer's end, counted apart; None where the end is not known."""
         known = self.timing.computed is not None and self.answer.tokens > 0
-        return max(0, self.answer.computed - self.answer.tokens) if known else None
+        return max(0, self.answer.filled - self.answer.tokens) if known else None
+
+    @property
+    def whole_rate(self) -> float | None:
+        """Positions filled a second, the end not looked at: more than tokens a second can be."""
+        seconds = self.answer.decode_s
+        if self.timing.computed is None:
+            return self.timing.rate or (self.answer.tokens_per_second if self.answer.tokens and seconds else None)
+        return self.timing.computed / seconds if seconds else None
 
 
 @dataclass(frozen=True)
@@ -214,10 +232,18 @@ class LlamaCpp:
         out, err = self.run(prompt, max_new_tokens=max_new_tokens)
         wall_s = time.perf_counter() - began
         timing = read_timing(f"{out}\n{err}")
-        said = (_of_canvases if timing.total_ms is not None else _of_tokens)(out, prompt)
-        tokens = self.count(said) + 1 if self.count else timing.eval_runs and timing.eval_runs + 1
+        diffusion = timing.total_ms is not None
+        said = _of_canvases(out, err) if diffusion else _of_tokens(out, prompt)
+        limit = timing.computed if diffusion else max_new_tokens
+        count = self.count(said) if self.count else None
+        if not diffusion and timing.eval_runs is not None:
+            tokens, ended = timing.eval_runs + 1, timing.eval_runs + 1 < max_new_tokens
+        elif count is not None and limit is not None:
+            ended = count < limit
+            tokens = min(count + ended, limit)
+        else:
+            tokens, ended = None, False
         notes = [f"{name} could not be read" for name in _wanted(timing) if getattr(timing, name) is None]
-        computed = timing.computed or tokens or 0
         if tokens is None:
             notes.append("tokens of the answer: not known without the model's tokenizer")
         answer = Generation(
@@ -225,9 +251,10 @@ class LlamaCpp:
             model=self.model.name,
             text=said,
             tokens=tokens or 0,
-            computed=computed,
-            ended=tokens is not None and tokens <= max(computed, max_new_tokens),
+            filled=timing.computed or tokens or 0,
+            ended=ended,
             forwards=timing.steps or timing.eval_runs or 0,
+            processed=(timing.steps or 0) * (timing.canvas or 0) if diffusion else timing.eval_runs or 0,
             steps=(timing.steps,) if timing.steps and timing.blocks in (None, 1) else (),
             prefill_s=None if timing.prompt_ms is None else timing.prompt_ms / 1e3,
             decode_s=None if (ms := timing.total_ms or timing.eval_ms) is None else ms / 1e3,
@@ -243,9 +270,13 @@ def _wanted(timing: Timing) -> tuple[str, ...]:
     return ("prompt_ms", "eval_ms", "eval_runs")
 
 
-def _of_canvases(out: str, prompt: str) -> str:
-    """The answer: what stands before the line with the time."""
-    return out.partition("total time:")[0].strip()
+def _of_canvases(out: str, err: str) -> str:
+    """The answer: what stands before the line with the time; of a stock build, which logs both, what follows it."""
+    before, closed, _ = out.partition("total time:")
+    if closed:
+        return before.strip()
+    lines = err.partition("total time:")[2].splitlines()[1:]
+    return "\n".join(line for line in lines if not _LOGGED.match(line)).strip()
 
 
 def _of_tokens(out: str, prompt: str) -> str:

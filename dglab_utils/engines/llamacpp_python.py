@@ -67,9 +67,12 @@ class LlamaCppPython:
             model=self.path.name,
             text=text,
             tokens=len(tokens),
-            computed=len(tokens),
+            filled=len(tokens),
             ended=ended,
             forwards=len(tokens) - 1,  # the first token comes with the prompt
+            processed=len(tokens) - 1,
+            ids=tuple(tokens),
+            notes=("the prompt as it is, without a chat template",),
             prefill_s=read,
             decode_s=seconds - read,
         )

@@ -92,20 +92,20 @@ class MaskedWhole:
         return self.model(input_ids=tokens).logits[0, start:]
 
     def kept(self, tokens: Tensor, start: int) -> Any:
-        """See `MaskModel`: keys and values of a pass over everything, cut off at the window."""
+        """See `MaskModel`: keys and values of a pass over everything, cut off at the window. The pass is a forward."""
         takes = inspect.signature(self.model.forward).parameters
         known = "use_cache" in takes and "past_key_values" in takes
         cache = getattr(self.model(input_ids=tokens, use_cache=True), "past_key_values", None) if known else None
         if not hasattr(cache, "crop"):
             raise LabError(f"{self.name}: keeps no keys and values, so nothing can be cached; ask without the cache")
-        cache.crop(start)
+        cache.crop(start - tokens.shape[1])  # so many less, as a negative number
         return cache
 
     def logits_behind(self, kept: Any, tokens: Tensor, start: int) -> Tensor:
         """See `MaskModel`."""
         at = torch.arange(start, tokens.shape[1], device=tokens.device)[None]
         told = self.model(input_ids=tokens[:, start:], past_key_values=kept, position_ids=at, use_cache=True).logits[0]
-        kept.crop(start)  # the pass has added its own
+        kept.crop(start - tokens.shape[1])  # the pass has added its own
         return told
 
 
@@ -135,7 +135,8 @@ class MaskedDiffusion:
         """Raises LabError for settings that cannot be meant."""
         if (steps is None) == (threshold is None):
             raise LabError("masked diffusion: give steps of a block, or a threshold, and not both")
-        if block < 1 or (steps is not None and not 1 <= steps <= block) or not 0 < (threshold or 0.5) < 1:
+        wrong = (steps is not None and not 1 <= steps <= block) or (threshold is not None and not 0 < threshold < 1)
+        if block < 1 or wrong:
             raise LabError(f"masked diffusion: block {block}, steps {steps}, threshold {threshold}: cannot be met")
         if model.window and model.window % block:
             raise LabError(f"masked diffusion: blocks of {block} do not fill a canvas of {model.window}")
@@ -154,6 +155,7 @@ class MaskedDiffusion:
         watch = Stopwatch(self.model.device)
         steps: list[int] = []
         tokens, read, start, behind = asked, 0.0, begin, begin
+        kept, edge, kept_to, processed, keeping = None, begin, -1, 0, 0
         while behind < last:
             if behind == tokens.shape[1]:  # the next canvas, all masks
                 start = behind
@@ -161,27 +163,34 @@ class MaskedDiffusion:
                 tokens = torch.cat([tokens, masks], dim=1)
             # A model that sees the whole answer keeps what is before the block; a canvas is read as one.
             edge = start if self.model.window else behind
-            kept = self.model.kept(tokens, edge) if self.cached else None
+            if self.cached and edge != kept_to:
+                kept, kept_to = self.model.kept(tokens, edge), edge
+                if not self.model.window:  # which goes over answer and masks too
+                    keeping, processed = keeping + 1, processed + tokens.shape[1] - begin
             if not steps:
                 read = watch() if self.cached else 0.0
             steps.append(self._write(tokens, edge, slice(behind, behind + self.block), kept))
+            first = edge if self.cached or self.model.window else begin
+            processed += steps[-1] * (tokens.shape[1] - first)
             behind += self.block
             if (self.stop or behind == tokens.shape[1]) and up_to_end(
                 tokens[0, begin:behind].tolist(), self.model.ends
             )[1]:
                 break
         seconds = watch()
-        computed = tokens[0, begin:behind].tolist()
-        told, ended = up_to_end(computed, self.model.ends)
+        filled = tokens[0, begin:behind].tolist()
+        told, ended = up_to_end(filled, self.model.ends)
         return Generation(
             engine=self.name,
             model=self.model.name,
             text=self.tokenizer.decode(told, skip_special_tokens=True),
             tokens=len(told),
-            computed=len(computed),
+            filled=len(filled),
             ended=ended,
-            forwards=sum(steps),
+            forwards=sum(steps) + keeping,
+            processed=processed,
             steps=tuple(steps),
+            ids=tuple(told),
             prefill_s=read if self.cached else None,
             decode_s=seconds - read,
             peak_bytes=watch.peak_bytes(),

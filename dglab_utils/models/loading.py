@@ -62,6 +62,8 @@ def load(
             a gated model, no network; an encoder-decoder.
     """
     source = str(source)
+    if nf4 and (source.endswith(".gguf") or source in PACKAGED or source.partition(":")[0] in SHAPES):
+        raise LabError(f"{source}: nf4 is for checkpoints; this has a precision of its own, load without")
     if source.partition(":")[0] in SHAPES:
         return build(source, device=device, dtype=torch.float32 if dtype == "auto" else dtype)
     dtype, device = "auto" if dtype == "auto" else as_dtype(dtype), as_device(device)
@@ -91,14 +93,19 @@ def load(
         raise LabError(
             f"{source}: config.json describes another shape than the weights have; take both from one place"
         ) from error
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
         raise checkpoint_error(source, error) from error
+    _check_complete(source, found)
+    model.name_or_path = name  # what a trace or a result says was run; a folder of this machine tells nobody anything
+    return model.eval() if nf4 else model.to(device).eval()
+
+
+def _check_complete(source: str, found: dict[str, Any]) -> None:
+    """Raises LabError where Transformers had no weights for a part of the model."""
     if missing := sorted(found["missing_keys"]):
         raise LabError(
             f"{source}: {len(missing)} weights are missing, such as {missing[0]}; they would be random numbers"
         )
-    model.name_or_path = name  # what a trace or a result says was run; a folder of this machine tells nobody anything
-    return model.eval() if nf4 else model.to(device).eval()
 
 
 def _in_four_bits(device: torch.device, dtype: torch.dtype | str) -> dict[str, Any]:
@@ -114,9 +121,12 @@ def _from_gguf(path: Path, name: str, device: torch.device, dtype: torch.dtype |
     """A causal model of a GGUF file, its weights put back into `dtype`."""
     check_gguf(path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=dtype, output_loading_info=True
+        )
     except Exception as error:  # of whatever a file holds: the reader raises its own
         raise LabError(f"{path}: cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+    _check_complete(str(path), found)
     model.name_or_path = name
     return model.to(device).eval()
 

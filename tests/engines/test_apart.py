@@ -113,7 +113,7 @@ def test_answers_are_those_of_this_process(checkpoint):
     assert plain == [replace(a, prefill_s=None, decode_s=None) for a in apart.answers(asked(checkpoint))]
     assert {a.steps for a in there[:4]} == {(12,)} and {a.steps for a in there[4:8]} == {(2, 2)}
     assert plain[0] == plain[1] and plain[0] != plain[2]  # two runs of one prompt, then the other prompt
-    assert all(a.seconds > 0 and a.tokens <= a.computed for a in there)
+    assert all(a.seconds > 0 and a.tokens <= a.filled for a in there)
 
 
 def test_code_is_not_run_unasked(checkpoint):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from dglab_utils.engines.block_diffusion import BlockDiffusion, CausalEncoder
 from dglab_utils.engines.causal import Causal
@@ -59,7 +60,7 @@ def test_block_diffusion_is_generate():
     output = model.generate(**asked, max_new_tokens=CANVAS, return_dict_in_generate=True)
     torch.manual_seed(0)
     answer = BlockDiffusion(model, words).generate("sort hgfedcba=", max_new_tokens=CANVAS)
-    assert answer.text == "abcdefgh" and answer.tokens == 9 and answer.computed == CANVAS and answer.ended
+    assert answer.text == "abcdefgh" and answer.tokens == 9 and answer.filled == CANVAS and answer.ended
     told = output.sequences[0, asked["input_ids"].shape[1] :].tolist()
     assert answer.text == words.decode(up_to_end(told, [EOS_ID])[0], skip_special_tokens=True)
     assert answer.steps == (answer.forwards,) and 2 <= answer.forwards <= 48
@@ -82,7 +83,7 @@ def test_the_encoder_says_what_it_says_in_a_batch():
     alone = [CausalEncoder(model, words).generate(e.prompt, max_new_tokens=128) for e in examples]
     for answer, told in zip(alone, a_token_at_a_time(model, examples), strict=True):
         assert (answer.text, answer.tokens, answer.forwards) == (told.text, told.tokens, told.forwards)
-        assert answer.computed == answer.tokens and answer.ended
+        assert answer.filled == answer.tokens and answer.ended
     assert CausalEncoder(model, words).generate("copy abcdefgh=", max_new_tokens=3).fault == "truncated"
 
 
@@ -143,25 +144,38 @@ def test_the_cache_changes_no_token(canvas, block, how):
         MaskedDiffusion(canvas, tokenizer(), block=block, cached=cached, **how) for cached in (False, True)
     )
     a, b = (engine.generate("copy abc=", max_new_tokens=2 * CANVAS) for engine in (plain, cached))
-    assert (a.text, a.steps, a.tokens) == (b.text, b.steps, b.tokens)
+    assert (a.ids, a.steps, a.processed) == (b.ids, b.steps, b.processed) and a.processed == CANVAS * a.forwards
     assert a.forwards == sum(a.steps) and (a.prefill_s, b.prefill_s is None) == (None, False)
 
 
 @pytest.mark.parametrize(("block", "steps"), [(64, 64), (64, 5), (16, 3), (16, 1)])
-def test_a_fixed_number_of_steps_writes_equal_shares(canvas, block, steps):
+def test_a_fixed_number_of_steps_writes_equal_shares(canvas, block, steps, monkeypatch):
+    written = []
+    seen = canvas.logits
+
+    def watched(tokens, start):
+        written.append(int((tokens[0, start:] != BOS_ID).sum()))
+        return seen(tokens, start)
+
+    monkeypatch.setattr(canvas, "logits", watched)
     answer = MaskedDiffusion(canvas, tokenizer(), block=block, steps=steps).generate("copy abc=", max_new_tokens=CANVAS)
-    assert answer.steps == (steps,) * (CANVAS // block) and answer.computed == CANVAS
+    assert answer.steps == (steps,) * (CANVAS // block) and answer.filled == CANVAS
+    shares = np.diff([*written, CANVAS])
+    assert shares.max() - shares.min() <= 1 and shares.sum() == CANVAS
 
 
 def test_nothing_is_written_behind_the_block_that_ends_the_answer(canvas):
     """The same steps as without, as far as they go: a block does not see later ones but as masks."""
     how = {"block": 16, "steps": 4, "cached": True}
     whole, short = (MaskedDiffusion(canvas, tokenizer(), **how, stop=stop) for stop in (False, True))
+    early = 0
     for prompt in ("copy abc=", "sort cab=", "say 7=", "palindrome 5="):
         a, b = (engine.generate(prompt, max_new_tokens=2 * CANVAS) for engine in (whole, short))
         assert (a.text, a.tokens, a.ended) == (b.text, b.tokens, b.ended)
-        assert b.computed == (-(-b.tokens // 16) * 16 if b.ended else 2 * CANVAS)
-        assert b.forwards == 4 * b.computed // 16 and a.computed in (CANVAS, 2 * CANVAS)
+        assert b.filled == (-(-b.tokens // 16) * 16 if b.ended else 2 * CANVAS)
+        assert a.ids == b.ids and b.forwards == 4 * b.filled // 16 and a.filled in (CANVAS, 2 * CANVAS)
+        early += b.ended and b.filled < a.filled
+    assert early
 
 
 def test_low_confidence_is_remasked(canvas):
@@ -188,6 +202,56 @@ def test_the_threshold_writes_at_least_one_and_all_that_are_sure(canvas):
     assert many.generate("copy abc=", max_new_tokens=CANVAS).forwards == 1
 
 
+class WithCache(torch.nn.Module):
+    """Attends in both directions over what it is given and what it kept: one layer, one head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.name_or_path, self.device = "kept", torch.device("cpu")
+        self.generation_config = type("Config", (), {"eos_token_id": None})()
+        self.embed, self.place = torch.nn.Embedding(47, 16), torch.nn.Embedding(64, 16)
+        self.head = torch.nn.Linear(16, 47)
+        self.seen = []
+
+    def forward(self, input_ids, past_key_values=None, position_ids=None, use_cache=False):
+        self.seen.append(input_ids.shape[1])
+        at = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+        hidden = self.embed(input_ids) + self.place(at)
+        cache = past_key_values if past_key_values is not None else DynamicCache()
+        keys, values = cache.update(hidden[:, None], hidden[:, None], 0)
+        weights = (hidden[:, None] @ keys.transpose(-1, -2)).softmax(-1)
+        told = self.head(hidden + (weights @ values)[:, 0])
+        return type("Output", (), {"logits": 5 * told, "past_key_values": cache})()
+
+
+def test_what_a_bidirectional_model_keeps_is_cut_at_the_block():
+    """By hand: one pass over everything a block, then the window alone over the keys and values before it."""
+    model = WithCache()
+    engine = MaskedDiffusion(MaskedWhole(model, mask=BOS_ID), tokenizer(), block=4, steps=2, cached=True)
+    answer = engine.generate("copy a=", max_new_tokens=8)
+    prompt = tokenizer()("copy a=", return_tensors="pt")["input_ids"]
+    length = prompt.shape[1]
+    assert model.seen == [length + 8, 8, 8, length + 8, 4, 4]
+    assert (answer.forwards, answer.steps, answer.processed) == (6, (2, 2), 8 + 2 * 8 + 8 + 2 * 4)
+    tokens = torch.cat([prompt, torch.full((1, 8), BOS_ID)], 1)
+    with torch.no_grad():
+        for begin in (length, length + 4):
+            cache = model(input_ids=tokens, use_cache=True).past_key_values
+            cache.crop(begin - tokens.shape[1])
+            kept = cache.layers[0].keys.clone()
+            for _ in range(2):
+                at = torch.arange(begin, length + 8)[None]
+                told = model(input_ids=tokens[:, begin:], past_key_values=cache, position_ids=at).logits[0]
+                cache.crop(begin - tokens.shape[1])
+                assert torch.equal(cache.layers[0].keys, kept)
+                best, token = told[:4].softmax(-1).index_fill(1, torch.tensor([BOS_ID]), 0).max(-1)
+                best[tokens[0, begin : begin + 4] != BOS_ID] = -1
+                chosen = best.topk(2).indices
+                tokens[0, begin + chosen] = token[chosen]
+    assert list(answer.ids) == tokens[0, length:].tolist()
+
+
 class Both(torch.nn.Module):
     """A model that attends in both directions: embedding, the mean of all, a head."""
 
@@ -207,7 +271,7 @@ class Both(torch.nn.Module):
 def test_a_bidirectional_model_runs_without_a_cache_and_says_that_it_has_none():
     model = MaskedWhole(Both(), mask=BOS_ID)
     answer = MaskedDiffusion(model, tokenizer(), block=8, steps=2).generate("copy abc=", max_new_tokens=20)
-    assert answer.computed == 24 and answer.steps[0] == 2  # whole blocks
+    assert answer.filled == 24 and answer.steps[0] == 2  # whole blocks
     with pytest.raises(LabError, match="both: keeps no keys and values"):
         MaskedDiffusion(model, tokenizer(), block=8, steps=2, cached=True).generate("copy abc=", max_new_tokens=20)
 
@@ -220,6 +284,7 @@ def test_a_bidirectional_model_runs_without_a_cache_and_says_that_it_has_none():
         ({"block": 48, "steps": 4}, "do not fill a canvas of 64"),
         ({"block": 64, "steps": 65}, "cannot be met"),
         ({"block": 64, "threshold": 1.0}, "cannot be met"),
+        ({"block": 64, "threshold": 0.0}, "cannot be met"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(canvas, how, told):

@@ -19,13 +19,22 @@ ONE_BLOCK = """
 total time: 4551.07ms, time per step: 216.72ms (21 steps over 1 blocks, entropy-bound)
 throughput: 56.3 tok/s (256 tok in 4551.07ms), in-step parallel 1181 tok/s (256-tok canvas x 21.0 steps/block)
 """
+CLOSING = ONE_BLOCK.split("\n", 2)[2]
 SEVERAL_BLOCKS = """
 A long answer, over three canvases.
 total time: 12000.00ms, time per step: 200.00ms (60 steps over 3 blocks, entropy-bound)
 throughput: 64.0 tok/s (768 tok in 12000.00ms), in-step parallel 1280 tok/s (256-tok canvas x 20.0 steps/block)
 """
-# Stock builds, for LLaDA and Dream: a fixed number of steps, which they do not tell.
-STOCK = "\nAn answer.\n\ntotal time: 900.50ms, time per step: 7.04ms, sampling time per step: 1.13ms\n"
+# Stock builds, for LLaDA and Dream: a fixed number of steps, which they do not tell; all is logged.
+STOCK = """diffusion_params: - steps                     u32              = 128
+
+total time: 900.50ms, time per step: 7.04ms, sampling time per step: 1.13ms
+
+An answer.
+It has two lines.
+llama_perf_context_print:        load time =     512.30 ms
+~llama_context: graph reserve
+"""
 CAUSAL = """
 common_perf_print:        load time =     512.30 ms
 common_perf_print: prompt eval time =      41.20 ms /    12 tokens (    3.43 ms per token,   291.26 tokens per second)
@@ -37,12 +46,12 @@ UNKNOWN = "error loading model: unknown model architecture: 'diffusion-gemma'\nf
 CUT = "gguf_init: tensor data is not within the file bounds, model is corrupted or incomplete\nfailed to load model\n"
 
 
-def program(folder: Path, out: str = "", err: str = "", status: int = 0, sleep: float = 0) -> Path:
-    """A program that prints this, and the arguments it was given last."""
+def program(folder: Path, out: str = "", err: str = "", status: int = 0, sleep: float = 0, quiet: bool = False) -> Path:
+    """A program that prints this and, unless it is quiet, the arguments it was given last."""
     path = folder / "llama-diffusion-cli"
     path.write_text(
         f"#!{sys.executable}\nimport sys, time\n"
-        f"sys.stdout.write({out!r}); sys.stderr.write({err!r} + repr(sys.argv[1:]))\n"
+        f"sys.stdout.write({out!r}); sys.stderr.write({err!r} + ('' if {quiet} else repr(sys.argv[1:])))\n"
         f"sys.stdout.flush(); time.sleep({sleep}); sys.exit({status})\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -82,14 +91,14 @@ def test_an_answer_is_counted_to_its_end_and_not_to_the_canvas_s(tmp_path, gguf)
     engine = LlamaCpp(program(tmp_path, ONE_BLOCK), gguf, count=lambda text: len(text.split()))
     answer = engine.generate("Write.", max_new_tokens=96)
     assert answer.text == "The grinder hums, the red dust settles, and the cup is full."
-    assert (answer.tokens, answer.computed, answer.forwards, answer.steps) == (13, 256, 21, (21,))
+    assert (answer.tokens, answer.filled, answer.forwards, answer.steps) == (13, 256, 21, (21,))
     assert answer.seconds == pytest.approx(4.55107) and answer.tokens_per_second == pytest.approx(13 / 4.55107)
     assert not answer.notes and answer.ended
 
 
 def test_what_could_not_be_read_is_named(tmp_path, gguf):
-    answer = LlamaCpp(program(tmp_path, STOCK), gguf).generate("Write.", max_new_tokens=96)
-    assert answer.text == "An answer." and answer.seconds == pytest.approx(0.9005)
+    answer = LlamaCpp(program(tmp_path, err=STOCK, quiet=True), gguf).generate("Write.", max_new_tokens=96)
+    assert answer.text == "An answer.\nIt has two lines." and answer.seconds == pytest.approx(0.9005)
     assert [note.split()[0] for note in answer.notes] == ["steps", "blocks", "computed", "canvas", "tokens"]
 
 
@@ -100,9 +109,29 @@ def test_a_causal_run_is_read(tmp_path, gguf):
     assert answer.text == "it is said"
     assert (answer.tokens, answer.forwards, answer.prefill_s) == (63, 62, pytest.approx(0.0412))
     assert answer.seconds == pytest.approx(0.6712)
+    assert answer.ended and not answer.fault
 
 
-def test_arguments_never_meet_a_shell(tmp_path, gguf):
+def test_an_answer_that_met_its_limit_had_no_end(tmp_path, gguf):
+    cut = LlamaCpp(program(tmp_path, "it is said\n\n", CAUSAL), gguf).generate("Say it.", max_new_tokens=63)
+    assert (cut.tokens, cut.ended, cut.fault) == (63, False, "truncated")
+    whole = " ".join(["word"] * 256)
+    engine = LlamaCpp(program(tmp_path, f"{whole}\n{CLOSING}"), gguf, count=lambda text: len(text.split()))
+    answer = engine.generate("Write.", max_new_tokens=256)
+    assert (answer.tokens, answer.filled, answer.ended) == (256, 256, False)
+
+
+def test_a_program_that_tells_a_rate_alone(tmp_path, gguf):
+    """llama-cli of today: no times; the answer stands among what it draws."""
+    run = LlamaCpp(program(tmp_path, "it is\n[ Prompt: 28.2 t/s | Generation: 4.2 t/s ]\n"), gguf).ask(
+        "Say it.", max_new_tokens=63
+    )
+    assert run.whole_rate == run.timing.rate == 4.2 and run.answer.decode_s is None
+    assert [note.split()[0] for note in run.answer.notes] == ["prompt_ms", "eval_ms", "eval_runs", "tokens"]
+
+
+def test_arguments_never_meet_a_shell(tmp_path, gguf, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     prompt = "$(touch gone); `touch gone` 'x' \"y\" && z"
     _, err = LlamaCpp(program(tmp_path, ONE_BLOCK), gguf, arguments=["-ngl", "99"]).run(prompt, max_new_tokens=7)
     assert err == repr(["-m", str(gguf), "-p", prompt, "-n", "7", "-ngl", "99"])
@@ -152,14 +181,13 @@ def test_the_thought_channel_is_told_apart():
 
 
 def test_a_run_tells_step_thought_and_what_lies_behind_the_end(tmp_path, gguf):
-    closing = ONE_BLOCK.split("\n", 2)[2]
-    engine = LlamaCpp(program(tmp_path, f"{THOUGHT}\n{closing}"), gguf, count=lambda text: len(text.split()))
+    engine = LlamaCpp(program(tmp_path, f"{THOUGHT}\n{CLOSING}"), gguf, count=lambda text: len(text.split()))
     run = engine.ask("Add.", max_new_tokens=256)
-    assert run.parallel == pytest.approx(256 / 0.21672)
+    assert run.parallel == pytest.approx(256 / 0.21672) and run.whole_rate == pytest.approx(256 / 4.55107)
     assert run.thought == 6 and run.answer.tokens == len(THOUGHT.split()) + 1
     assert run.behind_end == 256 - run.answer.tokens
-    assert run.wall_s > 0 and closing.strip() in run.printed
-    blind = LlamaCpp(program(tmp_path, STOCK), gguf).ask("Add.", max_new_tokens=256)
+    assert run.wall_s > 0 and CLOSING.strip() in run.printed
+    blind = LlamaCpp(program(tmp_path, err=STOCK, quiet=True), gguf).ask("Add.", max_new_tokens=256)
     assert (blind.parallel, blind.behind_end, blind.thought) == (None, None, None)
 
 
@@ -167,7 +195,8 @@ def test_several_blocks_have_no_steps_of_their_own(tmp_path, gguf):
     run = LlamaCpp(program(tmp_path, SEVERAL_BLOCKS), gguf, count=lambda text: len(text.split())).ask(
         "Write.", max_new_tokens=768
     )
-    assert (run.answer.steps, run.answer.forwards, run.answer.computed) == ((), 60, 768)
+    assert (run.answer.steps, run.answer.forwards, run.answer.filled) == ((), 60, 768)
+    assert run.answer.processed == 60 * 256
     assert run.parallel == pytest.approx(1280)
 
 
@@ -207,7 +236,7 @@ def llama_cpp(monkeypatch):
 def test_llama_cpp_python_counts_up_to_its_end(gguf, llama_cpp):
     engine = LlamaCppPython(gguf, context=64)
     answer = engine.generate("abc", max_new_tokens=10)
-    assert (answer.text, answer.tokens, answer.computed, answer.forwards, answer.ended) == ("cba", 4, 4, 3, True)
+    assert (answer.text, answer.tokens, answer.filled, answer.forwards, answer.ended) == ("cba", 4, 4, 3, True)
     assert 0 <= answer.prefill_s <= answer.seconds and engine.model.resets == 1
     cut = engine.generate("abc", max_new_tokens=2)
     assert (cut.text, cut.tokens, cut.ended, cut.fault) == ("cb", 2, False, "truncated")

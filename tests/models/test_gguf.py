@@ -12,7 +12,7 @@ import torch
 from dglab_utils.engines.causal import Causal
 from dglab_utils.engines.compare import row_of
 from dglab_utils.errors import LabError
-from dglab_utils.models import load, load_tokenizer
+from dglab_utils.models import load, load_tokenizer, loading
 
 WIDTH, LAYERS, HEADS, INNER = 32, 2, 2, 64
 TOKENS = ["<unk>", "<s>", "</s>", "▁", *"abcdefghijklmnopqrstuvwxyz="]
@@ -84,22 +84,44 @@ def test_a_file_that_is_cut_off_is_one_line(written, tmp_path):
         load(tmp_path / "page.gguf")
 
 
+def test_a_file_without_some_weights_is_refused(written, tmp_path, monkeypatch):
+    """Left out while reading, as where Transformers has no name for a tensor."""
+    real = loading.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        loading.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *a, **k: (real(*a, **k)[0], {"missing_keys": {"model.norm.weight"}}),
+    )
+    with pytest.raises(LabError, match=r"1 weights are missing, such as model\.norm\.weight"):
+        load(written[0])
+
+
 def test_four_bits_take_a_gpu(written):
     if torch.cuda.is_available() and find_spec("bitsandbytes"):
         pytest.skip("this machine has what nf4 takes")
     with pytest.raises(LabError, match="nf4: takes a CUDA device and the package bitsandbytes"):
         load("nano", nf4=True)
+    for source in ("toy-1m", str(written[0]), "gemma3-270m"):
+        with pytest.raises(LabError, match="nf4 is for checkpoints"):
+            load(source, nf4=True)
 
 
-def test_rows_of_a_table_fail_one_by_one(written, tmp_path):
+def test_rows_of_a_table_fail_one_by_one(written, tmp_path, monkeypatch):
     prompts = {"letters": ["abc", "cba"], "more": ["x"]}
     told = row_of(str(written[0]), prompts, max_new_tokens=6, runs=2, weights="float32")
     assert {c: len(a) for c, a in told.answers.items()} == {"letters": 4, "more": 2} and not told.refused
-    assert all(a.fault in ("", "truncated", "empty") for part in told.answers.values() for a in part)
+    assert all(a.tokens == 6 or a.ended for part in told.answers.values() for a in part)
     refused = row_of(str(tmp_path / "nothing"), prompts, max_new_tokens=6)
     assert not refused.answers and "no such folder" in refused.refused
     four = row_of("nano", prompts, max_new_tokens=6, weights="nf4")
     assert not four.answers and "nf4" in four.refused
+
+    def broken(*_, **__):
+        raise KeyError("a template that\nraises")
+
+    monkeypatch.setattr("dglab_utils.engines.compare.load_tokenizer", broken)
+    failed = row_of(str(written[0]), prompts, max_new_tokens=6, weights="float32")
+    assert failed.refused.endswith("failed with KeyError: 'a template that\\nraises'")
     none = row_of(f"llama-cpp-python:{tmp_path / 'absent.gguf'}", prompts, max_new_tokens=6)
     assert "cannot be read" in none.refused
 
