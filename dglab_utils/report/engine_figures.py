@@ -44,8 +44,8 @@ def answer_times(results: Results, ways: Sequence[str], title: str) -> go.Figure
     return chart.update_layout(height=110 + 46 * len(ways))
 
 
-def computed_per_token(lines: Mapping[str, Mapping[int, float]], title: str) -> go.Figure:
-    """Positions computed for each token of an answer, against its length; a line a way."""
+def processed_per_token(lines: Mapping[str, Mapping[float, float]], title: str) -> go.Figure:
+    """Positions that went through the model for each token of an answer, against its length; a line a way."""
     chart = figure(title, "tokens of the answer", "positions computed a token (log scale)", log_x=True, log_y=True)
     for i, (way, line) in enumerate(lines.items()):
         chart.add_scatter(
