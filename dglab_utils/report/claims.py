@@ -365,8 +365,8 @@ def _uncached_loses(results: Results) -> Verdict:
         raise LabError(f"this run timed {loss.labels['prompts']} prompts, too few; the claim wants {ENOUGH_ANSWERS}")
     share = {way: results.find("right", way=way, task="all").labels["mean"] for way in (peer, naive, best)}
     measured = (
-        f"the same weights: as published {loss.median:.2f} times as fast as a token at a time, with cache and "
-        f"threshold {won.median:.2f} times; right answers {share[peer]:.0%}, {share[naive]:.0%} and {share[best]:.0%}"
+        f"the same weights: as published {1 / loss.median:.1f} times as long as a token at a time, with cache and "
+        f"threshold {1 / won.median:.2f} times; right answers {share[peer]:.0%}, {share[naive]:.0%} and {share[best]:.0%}"
     )
     low, high = loss.labels["interval"]
     if low >= 1:
