@@ -57,7 +57,7 @@ SLOWER = ((0.8, 4.2), (1.2, 4.6))
     ("id", "results", "state", "said"),
     [
         ("uncached-fixed-steps-lose", trio((0.1, 0.2)), "reproduced", "the same weights win once"),
-        ("uncached-fixed-steps-lose", trio((0.1, 0.2)), "reproduced", "right answers 100%, 90% and 90%"),
+        ("uncached-fixed-steps-lose", trio((0.1, 0.2)), "reproduced", "right answers 100%, 90%, 90%"),
         ("uncached-fixed-steps-lose", trio((0.1, 0.2), (0.9, 1.5)), "reproduced", "do not clearly make up for it"),
         ("uncached-fixed-steps-lose", trio((0.5, 1.1)), "partly", "the interval of the median holds 1"),
         ("uncached-fixed-steps-lose", trio((1.1, 1.4)), "not reproduced", "no slower than its peer"),

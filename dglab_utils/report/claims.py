@@ -363,10 +363,10 @@ def _uncached_loses(results: Results) -> Verdict:
     loss, won = (results.find("gain", before=peer, after=way) for way in (naive, best))
     if loss.labels["prompts"] < ENOUGH_ANSWERS:
         raise LabError(f"this run timed {loss.labels['prompts']} prompts, too few; the claim wants {ENOUGH_ANSWERS}")
-    share = {way: results.find("right", way=way, task="all").labels["mean"] for way in (peer, naive, best)}
+    right = [f"{results.find('right', way=way, task='all').labels['mean']:.0%}" for way in (peer, naive, best)]
     measured = (
         f"the same weights: as published {1 / loss.median:.1f} times as long as a token at a time, with cache and "
-        f"threshold {1 / won.median:.2f} times; right answers {share[peer]:.0%}, {share[naive]:.0%} and {share[best]:.0%}"
+        f"threshold {1 / won.median:.2f} times; right answers {', '.join(right)}"
     )
     low, high = loss.labels["interval"]
     if low >= 1:
