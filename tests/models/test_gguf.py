@@ -133,6 +133,6 @@ def test_rows_of_a_table_fail_one_by_one(written, tmp_path, monkeypatch):
 def test_a_real_model_answers():
     model, words = load("gemma3-270m"), load_tokenizer("gemma3-270m")
     assert model.config.model_type.startswith("gemma3") and 2.6e8 < model.num_parameters() < 2.8e8
-    answer = Causal(model, words).generate("The capital of France is", max_new_tokens=8)
-    assert "Paris" in answer.text
+    answer = Causal(model, words).generate("Monday, Tuesday, Wednesday,", max_new_tokens=8)
+    assert answer.text.startswith(" Thursday, Friday, Saturday")
     assert 1 <= answer.tokens <= 8 and 0 < answer.prefill_s < answer.seconds
