@@ -145,7 +145,7 @@ def answers(asked: Mapping[str, Any]) -> list[Generation]:
     if mask is None:
         raise LabError(f"{asked['model']}: neither tokenizer nor config names a mask token; give its id")
     ends = ends_of(model) or [t for t in (tokenizer.eos_token_id,) if t is not None]
-    whole = MaskedWhole(model, mask, ends)  # type: ignore[arg-type]
+    whole = MaskedWhole(model, mask, ends)
     found = []
     for way in asked["ways"]:
         engine = MaskedDiffusion(whole, tokenizer, chat=asked["chat"], **way)

@@ -50,7 +50,7 @@ def in_turns(
     told: dict[str, list[list[Generation]]] = {name: [[] for _ in prompts] for name in engines}
     for turn in range(rounds):
         for i, prompt in enumerate(prompts):
-            for name in list(engines) if (turn + i) % 2 == 0 else reversed(engines):
+            for name in list(engines) if (turn + i) % 2 == 0 else list(engines)[::-1]:
                 told[name][i].append(engines[name].generate(prompt, max_new_tokens=max_new_tokens))
             if each is not None:
                 each()

@@ -96,7 +96,7 @@ class MaskedWhole:
         takes = inspect.signature(self.model.forward).parameters
         known = "use_cache" in takes and "past_key_values" in takes
         cache = getattr(self.model(input_ids=tokens, use_cache=True), "past_key_values", None) if known else None
-        if not hasattr(cache, "crop"):
+        if cache is None or not hasattr(cache, "crop"):
             raise LabError(f"{self.name}: keeps no keys and values, so nothing can be cached; ask without the cache")
         cache.crop(start - tokens.shape[1])  # so many less, as a negative number
         return cache
