@@ -116,5 +116,6 @@ def test_a_shipped_checkpoint_is_small_and_tells_its_recipe(name):
         assert steps[-1] == recipe["steps"]
     else:
         assert steps[-1] <= young_at(min(recipe["first"], recipe["steps"])) < steps[-1] + 50  # a line every fifty steps
-    assert f"{recipe['steps']} steps of {recipe['rows']} examples" in (folder / "README.md").read_text()
+    words = " ".join((folder / "README.md").read_text().split())  # a line may end between two of them
+    assert f"{recipe['steps']} steps of {recipe['rows']} examples" in words
     assert load(name).name_or_path == name
