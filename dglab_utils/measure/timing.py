@@ -17,7 +17,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -263,13 +264,34 @@ def peak_memory(run: Run, device: Device = "cpu") -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False)
+    with _standard_error_closed():
+        profiler.start()
+    try:
         run()
+    finally:
+        with _standard_error_closed():
+            profiler.stop()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events: list[Any] = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     balance = np.cumsum([0, *(event.nbytes() for event in events)])  # an allocation counts up, a release down
     return int(balance.max())
+
+
+@contextmanager
+def _standard_error_closed() -> Iterator[None]:
+    """What a library writes past Python to the process's standard error is dropped: the profiler tells its start and
+    stop there, which would stand in a notebook's output.
+    """
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def free_memory(device: Device = "cpu") -> int:
