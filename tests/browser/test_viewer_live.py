@@ -79,7 +79,7 @@ def test_what_python_sets_is_seen_and_what_is_seen_is_read(lab: str, open_page: 
     assert "3 of 9" in viewer.locator(".dg-run > dl").inner_text()
 
     run(1)
-    viewer.get_by_text("6 of 9").wait_for()
+    viewer.get_by_text("6 of 9").first.wait_for()  # shown, and told to a screen reader a moment later
     viewer.locator(".dg-chosen[data-at='17']").wait_for()
     for name in ("text", "entropy", "canvas as read"):
         assert viewer.get_by_label(name, exact=True).is_checked()
