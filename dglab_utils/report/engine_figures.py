@@ -32,7 +32,7 @@ def answer_times(results: Results, ways: Sequence[str], title: str) -> go.Figure
             "thickness": 1.2,
         },
         marker_color=[_WAY_COLOURS[i % len(_WAY_COLOURS)] for i in range(len(ways))],
-        text=[f"{m.median:.3g}" for m in found],
+        text=[f"{m.median:,.4g}" for m in found],
         textposition="inside",
         insidetextanchor="start",
         showlegend=False,
